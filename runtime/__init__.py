@@ -1,0 +1,1 @@
+"""What every process needs: configuration, errors, checkpoints, gRPC plumbing, metrics, logs."""

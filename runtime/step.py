@@ -1,0 +1,104 @@
+"""The vocabulary of one step, shared by scheduler, coordinator and stage worker.
+
+A step is one microbatch's trip through a replica. The scheduler makes it, every rank executes it
+verbatim. These classes own no behaviour; `runtime/step_codec.py` turns them into protobuf and back.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSampling:
+    """How the tokens of one slot are drawn; `temperature` 0 means greedy, `top_k` 0 means all."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    choice: int = 0
+    num_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOpening:
+    """A slot that starts to hold a sequence with this step; its KV cache is empty."""
+
+    slot: int
+    sampling: SlotSampling
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceChunk:
+    """New tokens of one sequence: a prefill chunk, or the one token of a decode.
+
+    `position` is how many tokens of the sequence the KV cache already holds, so it is the position
+    of `token_ids[0]`. `new_block_ids` are appended to the slot's block table before the chunk runs.
+    With `sample` the last stage draws the token that follows `token_ids[-1]`.
+    """
+
+    slot: int
+    position: int
+    token_ids: tuple[int, ...]
+    new_block_ids: tuple[int, ...] = ()
+    sample: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One microbatch. Ranks apply `released_slots`, then `opened_slots`, then `chunks`."""
+
+    number: int
+    released_slots: tuple[int, ...] = ()
+    opened_slots: tuple[SlotOpening, ...] = ()
+    chunks: tuple[SequenceChunk, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the activation that this step carries."""
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What the last stage drew for one slot; log-probabilities are natural and before temperature.
+
+    `top_ids` and `top_logprobs` hold `num_logprobs` entries, most likely first.
+    """
+
+    slot: int
+    token_id: int
+    logprob: float = 0.0
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SendTiming:
+    """One finished send: output ready until last frame written; `hidden` ran behind compute."""
+
+    step: int
+    seconds: float
+    hidden_seconds: float
+    num_frames: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageTiming:
+    """One stage's record of one step, in seconds; `send` is the latest finished send, if any."""
+
+    receive_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    send: SendTiming | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What rank 0 of one stage says about one step; `sampled` is empty but on the last stage."""
+
+    step: int
+    sampled: tuple[SampledToken, ...] = ()
+    timing: StageTiming = field(default_factory=StageTiming)
