@@ -1,0 +1,42 @@
+# Every target sets up .venv first when it is missing or pyproject.toml changed.
+PYTHON ?=
+VENV := .venv
+READY := $(VENV)/.ready
+
+.PHONY: help demo test check coverage proto setup clean
+
+help:
+	@echo "make demo      start a 2-stage mesh on the bundled model and stream one answer"
+	@echo "make test      lint, types, layers, protos, then all tests"
+	@echo "make check     lint, types, layers and protos only"
+	@echo "make coverage  all tests, with a coverage report"
+	@echo "make proto     regenerate protos/*_pb2*"
+	@echo "make clean     remove the environment, caches and build outputs"
+	@echo "All set up what they need in .venv; PYTHON=... chooses the interpreter."
+
+demo: $(READY)
+	@$(VENV)/bin/stagemesh demo
+
+test: $(READY)
+	@scripts/check
+	@$(VENV)/bin/pytest
+
+check: $(READY)
+	@scripts/check
+
+coverage: $(READY)
+	@$(VENV)/bin/pytest --cov --cov-report=term-missing:skip-covered
+
+proto: $(READY)
+	@scripts/protos
+
+setup: $(READY)
+
+$(READY): pyproject.toml scripts/setup
+	@PYTHON="$(PYTHON)" scripts/setup
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

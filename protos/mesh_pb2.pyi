@@ -1,0 +1,174 @@
+from protos import stage_pb2 as _stage_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "build", "worker_id", "node", "address", "device", "pid")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    build: str
+    worker_id: str
+    node: str
+    address: str
+    device: Device
+    pid: int
+    def __init__(self, protocol_version: _Optional[int] = ..., build: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Device(_message.Message):
+    __slots__ = ("kind", "name", "memory_bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    memory_bytes: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("welcome", "refusal", "heartbeat")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    refusal: Refusal
+    heartbeat: Heartbeat
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("coordinator_id", "heartbeat_seconds")
+    COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    coordinator_id: str
+    heartbeat_seconds: float
+    def __init__(self, coordinator_id: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class GetStateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStateResponse(_message.Message):
+    __slots__ = ("build", "coordinator_id", "model", "ready", "phase", "num_running", "num_waiting", "replicas", "workers", "failure", "uptime_seconds", "max_model_len")
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    build: str
+    coordinator_id: str
+    model: str
+    ready: bool
+    phase: str
+    num_running: int
+    num_waiting: int
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
+    failure: str
+    uptime_seconds: float
+    max_model_len: int
+    def __init__(self, build: _Optional[str] = ..., coordinator_id: _Optional[str] = ..., model: _Optional[str] = ..., ready: _Optional[bool] = ..., phase: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., failure: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+
+class ReplicaState(_message.Message):
+    __slots__ = ("replica", "epoch", "num_kv_blocks", "num_kv_blocks_used", "block_size", "num_slots_used", "max_sequences", "num_steps_in_flight", "num_steps", "stages")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    epoch: _stage_pb2.EpochId
+    num_kv_blocks: int
+    num_kv_blocks_used: int
+    block_size: int
+    num_slots_used: int
+    max_sequences: int
+    num_steps_in_flight: int
+    num_steps: int
+    stages: _containers.RepeatedCompositeFieldContainer[StageState]
+    def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_used: _Optional[int] = ..., block_size: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., max_sequences: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ...) -> None: ...
+
+class StageState(_message.Message):
+    __slots__ = ("stage", "first_layer", "num_layers", "worker_ids", "compute_seconds", "idle_seconds", "receive_seconds", "queue_seconds", "send_seconds", "send_hidden_seconds", "num_frames_sent", "num_bytes_sent", "num_steps", "weights_bytes", "peak_rss_bytes", "load_done_bytes", "load_total_bytes")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SEND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SEND_HIDDEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_SENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    first_layer: int
+    num_layers: int
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    compute_seconds: float
+    idle_seconds: float
+    receive_seconds: float
+    queue_seconds: float
+    send_seconds: float
+    send_hidden_seconds: float
+    num_frames_sent: int
+    num_bytes_sent: int
+    num_steps: int
+    weights_bytes: int
+    peak_rss_bytes: int
+    load_done_bytes: int
+    load_total_bytes: int
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., compute_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., send_hidden_seconds: _Optional[float] = ..., num_frames_sent: _Optional[int] = ..., num_bytes_sent: _Optional[int] = ..., num_steps: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., load_done_bytes: _Optional[int] = ..., load_total_bytes: _Optional[int] = ...) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("hello", "state")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    state: _stage_pb2.WorkerState
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., state: _Optional[_Union[_stage_pb2.WorkerState, str]] = ...) -> None: ...
