@@ -1,0 +1,48 @@
+"""Owns the shell of a process: the event loop, its signals and the tie to a parent process.
+
+It never starts work of its own; `run` hands the caller's coroutine an event to stop at.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+
+
+def run(
+    main: Callable[[asyncio.Event], Coroutine[Any, Any, T]], *, exit_with_parent: bool = False
+) -> T:
+    """Runs `main(stop)` on uvloop until it returns; SIGINT and SIGTERM set `stop`.
+
+    With `exit_with_parent`, standard input is a pipe whose other end the parent holds open: its
+    end sets `stop` too, so that this process does not outlive a parent that was killed.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(main, exit_with_parent))
+
+
+async def _run(
+    main: Callable[[asyncio.Event], Coroutine[Any, Any, T]], exit_with_parent: bool
+) -> T:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if exit_with_parent:
+        _stop_at_end_of(sys.stdin.fileno(), stop, loop)
+    return await main(stop)
+
+
+def _stop_at_end_of(pipe: int, stop: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    def drain() -> None:
+        if not os.read(pipe, 4096):
+            loop.remove_reader(pipe)
+            stop.set()
+
+    loop.add_reader(pipe, drain)

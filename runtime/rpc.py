@@ -1,0 +1,189 @@
+"""Owns how our processes speak gRPC: channel options, listening, serving and errors on the wire.
+
+It never knows a service or a message. A handler raises a `StagemeshError` (alone or in a
+TaskGroup's exception group) and `ErrorInterceptor` turns it into a status; anything else that
+escapes a handler is logged here and reaches the client as INTERNAL.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from inspect import isasyncgenfunction
+from typing import Any, Final, Never
+
+import grpc
+import grpc.aio
+
+from runtime.errors import InvalidRequestError, PortTakenError, StagemeshError, find_error
+from runtime.logs import get_logger
+
+MAX_MESSAGE_BYTES: Final = 16 * 2**20
+CODE_KEY: Final = "stagemesh-code"
+# A trailer must stay below 8 KiB, and one character may take 12 bytes in it.
+MAX_DETAILS_CHARS: Final = 600
+
+_KEEPALIVE_MS: Final = 10_000
+_KEEPALIVE_TIMEOUT_MS: Final = 5_000
+
+# Both ends ping an idle connection, and agree that they may: a mismatch draws GOAWAY
+# "too_many_pings". `http2.max_pings_without_data` 0 means no limit.
+_COMMON_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+CHANNEL_OPTIONS: Final = (
+    *_COMMON_OPTIONS,
+    # Else channels to one target share one connection, and with it one flow-control window.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+SERVER_OPTIONS: Final = (
+    *_COMMON_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    # Else a second server on a port that is taken would bind, and get half of the connections.
+    ("grpc.so_reuseport", 0),
+)
+
+_log = get_logger()
+
+
+def dial(address: str) -> grpc.aio.Channel:
+    """A channel to HOST:PORT, which connects at its first call; close it when done."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def make_server() -> grpc.aio.Server:
+    """A server whose handlers may raise `StagemeshError`; services and `bind` come next."""
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(ErrorInterceptor(),))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT, `[HOST]:PORT` for IPv6; raises `InvalidRequestError`."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise InvalidRequestError(
+            field="address", problem=f"{address!r} is not HOST:PORT, such as 127.0.0.1:50050"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def bind(server: grpc.aio.Server, address: str) -> str:
+    """Makes `server` listen on HOST:PORT, where port 0 picks a free one; returns HOST:PORT.
+
+    Raises `PortTakenError` for an address that is in use or not this machine's.
+    """
+    host, port = split_address(address)
+    await _check_bindable(host, port, address)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as exc:
+        raise PortTakenError(address=address) from exc
+    return f"{address.rpartition(':')[0]}:{bound}"
+
+
+async def _check_bindable(host: str, port: int, address: str) -> None:
+    """Binds and lets go: unlike gRPC, the operating system says what is wrong."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, sockaddr = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(sockaddr)
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            raise PortTakenError(address=address) from exc
+        problem = exc.strerror or os.strerror(exc.errno or errno.EINVAL)
+        raise PortTakenError(address=address, problem=f"{problem}; choose another") from exc
+
+
+async def serve_until(server: grpc.aio.Server, stop: asyncio.Event, grace_seconds: float) -> None:
+    """Serves until `stop` is set, then lets running calls finish for `grace_seconds`."""
+    await server.start()
+    try:
+        await stop.wait()
+    finally:
+        await server.stop(grace_seconds)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StagemeshError) -> Never:
+    """Ends a call with the error's status and message, its code in the trailing metadata."""
+    await context.abort(
+        grpc.StatusCode[error.grpc_status],
+        str(error)[:MAX_DETAILS_CHARS],
+        trailing_metadata=((CODE_KEY, error.code),),
+    )
+
+
+def error_from_rpc(exc: grpc.aio.AioRpcError) -> tuple[str, str]:
+    """Code and message of a failed call; from gRPC itself, the code is the status's name."""
+    metadata = exc.trailing_metadata() or ()
+    code = next((str(value) for key, value in metadata if key == CODE_KEY), None)
+    return code or exc.code().name.lower(), exc.details() or exc.code().name
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Ends a call whose handler raised with the status that fits, and logs what it cannot name.
+
+    A handler that yields its responses is closed before the call ends, also when the client went
+    away, so that its `finally` runs then and not when it is collected.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wraps the handler that gRPC found for the call, if any."""
+        handler = await continuation(handler_call_details)
+        return None if handler is None else _guard(handler, handler_call_details.method)
+
+
+def _guard(handler: Any, method: str) -> Any:
+    behaviour = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    writes = isasyncgenfunction(behaviour)
+
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            if not writes:
+                return await behaviour(request, context)
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - the RPC boundary
+            await _abort_with(context, exc, method)
+
+    kind = (
+        f"{'stream' if handler.request_streaming else 'unary'}"
+        f"_{'stream' if handler.response_streaming else 'unary'}_rpc_method_handler"
+    )
+    make_handler = getattr(grpc, kind)
+    return make_handler(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+async def _abort_with(
+    context: grpc.aio.ServicerContext[Any, Any], exc: Exception, method: str
+) -> Never:
+    error = find_error(exc)
+    if error is None:
+        _log.error("rpc_failed", method=method, exc_info=exc)
+        await context.abort(
+            grpc.StatusCode.INTERNAL,
+            "internal error; the server's log says more",
+            trailing_metadata=((CODE_KEY, StagemeshError.code),),
+        )
+    _log.info("rpc_refused", method=method, code=error.code, message=str(error))
+    await abort(context, error)

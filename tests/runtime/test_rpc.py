@@ -1,0 +1,193 @@
+"""Tests of listening and of errors on the wire, over real servers and channels."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from structlog.testing import capture_logs
+
+from runtime.errors import (
+    InvalidRequestError,
+    PortTakenError,
+    PromptTooLongError,
+    QueueFullError,
+    UnknownModelError,
+)
+from runtime.rpc import (
+    MAX_DETAILS_CHARS,
+    MAX_MESSAGE_BYTES,
+    bind,
+    dial,
+    error_from_rpc,
+    make_server,
+    serve_until,
+    split_address,
+)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+@asynccontextmanager
+async def _serving(name: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> AsyncIterator[Any]:
+    """A channel to a server with the one method `/test/<name>` over raw bytes."""
+    server = make_server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test", {name: handler}),)
+    )
+    address = await bind(server, "127.0.0.1:0")
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group, dial(address) as channel:
+        group.create_task(serve_until(server, stop, grace_seconds=0))
+        try:
+            yield channel
+        finally:
+            stop.set()
+
+
+async def _unary_failure(raised: Exception) -> tuple[grpc.StatusCode, str, str]:
+    async def handler(request: bytes, context: Context) -> bytes:
+        raise raised
+
+    async with _serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/test/Call")(b"", timeout=10)
+    return caught.value.code(), *error_from_rpc(caught.value)
+
+
+async def test_handler_raising_error_ends_call_with_its_status_code_and_message() -> None:
+    error = PromptTooLongError(num_tokens=9, max_tokens=8)
+
+    status, code, message = await _unary_failure(error)
+
+    assert status is grpc.StatusCode.INVALID_ARGUMENT
+    assert (code, message) == ("prompt_too_long", str(error))
+
+
+async def test_handler_raising_group_ends_call_with_the_error_in_it() -> None:
+    error = QueueFullError(num_waiting=3, limit=3)
+
+    status, code, _ = await _unary_failure(ExceptionGroup("tasks", [ValueError(), error]))
+
+    assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert code == "queue_full"
+
+
+async def test_handler_raising_unexpected_logs_it_and_hides_its_text() -> None:
+    raised = ValueError("secret")
+
+    with capture_logs() as logs:
+        status, code, message = await _unary_failure(raised)
+
+    assert [(line["event"], line["exc_info"]) for line in logs] == [("rpc_failed", raised)]
+    assert status is grpc.StatusCode.INTERNAL
+    assert code == "internal"
+    assert "secret" not in message
+
+
+async def test_error_with_huge_text_is_cut_to_fit_a_trailer() -> None:
+    error = UnknownModelError(model="\U0001f600" * 100_000, served="a")
+
+    status, code, message = await _unary_failure(error)
+
+    assert status is grpc.StatusCode.NOT_FOUND
+    assert code == "unknown_model"
+    assert len(message) == MAX_DETAILS_CHARS
+
+
+async def test_stream_handler_raising_midway_delivers_then_fails() -> None:
+    async def handler(request: bytes, context: Context) -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+        raise QueueFullError(num_waiting=1, limit=1)
+
+    async with _serving("Call", grpc.unary_stream_rpc_method_handler(handler)) as channel:
+        call = channel.unary_stream("/test/Call")(b"", timeout=10)
+        received = [await call.read(), await call.read()]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+
+    assert received == [b"one", b"two"]
+    assert error_from_rpc(caught.value)[0] == "queue_full"
+
+
+async def test_stream_handler_of_cancelled_call_is_closed_at_once() -> None:
+    closed = asyncio.Event()
+
+    async def handler(request: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(2**20)
+        finally:
+            closed.set()
+
+    async with _serving("Call", grpc.unary_stream_rpc_method_handler(handler)) as channel:
+        call = channel.unary_stream("/test/Call")(b"", timeout=10)
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(closed.wait(), 10)
+
+
+async def test_bidirectional_handler_that_writes_itself_still_works() -> None:
+    async def handler(requests: AsyncIterator[bytes], context: Context) -> None:
+        async for request in requests:
+            await context.write(request * 2)
+
+    async with _serving("Call", grpc.stream_stream_rpc_method_handler(handler)) as channel:
+        call = channel.stream_stream("/test/Call")(timeout=10)
+        await call.write(b"ab")
+        answer = await call.read()
+        await call.done_writing()
+        end = await call.read()
+
+    assert answer == b"abab"
+    assert end is grpc.aio.EOF
+
+
+async def test_message_of_nearly_the_limit_passes_both_ways() -> None:
+    async def handler(request: bytes, context: Context) -> bytes:
+        return request
+
+    payload = bytes(MAX_MESSAGE_BYTES - 1024)
+    async with _serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
+        answer = await channel.unary_unary("/test/Call")(payload, timeout=30)
+
+    assert answer == payload
+
+
+async def test_call_to_nobody_reports_grpcs_own_status_as_code() -> None:
+    async with dial("127.0.0.1:1") as channel:
+        call: Any = channel.unary_unary("/test/Call")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"", timeout=10)
+
+    assert error_from_rpc(caught.value)[0] == "unavailable"
+
+
+async def test_bind_to_taken_port_raises_with_the_address() -> None:
+    first = make_server()
+    address = await bind(first, "127.0.0.1:0")
+    await first.start()
+    try:
+        with pytest.raises(PortTakenError, match=address):
+            await bind(make_server(), address)
+    finally:
+        await first.stop(0)
+
+
+async def test_bind_to_foreign_address_says_what_is_wrong() -> None:
+    with pytest.raises(PortTakenError, match="Cannot assign requested address"):
+        await bind(make_server(), "192.0.2.1:50050")
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:", ":50050", "host:70000", "h:x"])
+def test_split_address_of_malformed_raises(address: str) -> None:
+    with pytest.raises(InvalidRequestError, match="HOST:PORT"):
+        split_address(address)
+
+
+def test_split_address_of_ipv6_drops_the_brackets() -> None:
+    assert split_address("[::1]:50050") == ("::1", 50050)

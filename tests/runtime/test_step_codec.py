@@ -1,0 +1,98 @@
+"""Tests that steps and results survive the wire unchanged."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import stage_pb2
+from runtime.step import (
+    SampledToken,
+    SendTiming,
+    SequenceChunk,
+    SlotOpening,
+    SlotSampling,
+    StageTiming,
+    Step,
+    StepResult,
+)
+from runtime.step_codec import (
+    header_to_step,
+    result_from_proto,
+    result_to_proto,
+    step_to_header,
+)
+
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+float32 = st.floats(width=32, allow_nan=False)
+float64 = st.floats(allow_nan=False)
+
+
+def _tuples(elements: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(elements, max_size=5).map(tuple)
+
+
+samplings = st.builds(
+    SlotSampling,
+    temperature=float32,
+    top_k=uint32,
+    top_p=float32,
+    min_p=float32,
+    seed=uint64,
+    choice=uint32,
+    num_logprobs=uint32,
+)
+chunks = st.builds(
+    SequenceChunk,
+    slot=uint32,
+    position=uint32,
+    token_ids=_tuples(uint32),
+    new_block_ids=_tuples(uint32),
+    sample=st.booleans(),
+)
+steps = st.builds(
+    Step,
+    number=uint64,
+    released_slots=_tuples(uint32),
+    opened_slots=st.lists(st.builds(SlotOpening, uint32, samplings), max_size=3).map(tuple),
+    chunks=st.lists(chunks, max_size=3).map(tuple),
+)
+sampled_tokens = st.builds(
+    SampledToken,
+    slot=uint32,
+    token_id=uint32,
+    logprob=float32,
+    top_ids=_tuples(uint32),
+    top_logprobs=st.lists(float32, max_size=5).map(tuple),
+)
+sends = st.builds(SendTiming, uint64, float64, float64, uint32, uint64)
+timings = st.builds(StageTiming, float64, float64, float64, float64, st.none() | sends)
+results = st.builds(
+    StepResult,
+    step=uint64,
+    sampled=st.lists(sampled_tokens, max_size=3).map(tuple),
+    timing=timings,
+)
+
+
+@given(steps)
+def test_step_through_bytes_returns_equal(step: Step) -> None:
+    data = step_to_header(step).SerializeToString()
+
+    assert header_to_step(stage_pb2.StepHeader.FromString(data)) == step
+
+
+@given(results)
+def test_result_through_bytes_returns_equal(result: StepResult) -> None:
+    data = result_to_proto(result).SerializeToString()
+
+    assert result_from_proto(stage_pb2.StepResult.FromString(data)) == result
+
+
+def test_temperature_beyond_float32_is_rounded_once() -> None:
+    step = Step(0, opened_slots=(SlotOpening(1, SlotSampling(temperature=0.7)),))
+
+    first = header_to_step(step_to_header(step))
+    second = header_to_step(step_to_header(first))
+
+    assert first.opened_slots[0].sampling.temperature != 0.7
+    assert second == first
