@@ -1,0 +1,28 @@
+"""Pure decisions of one replica: what runs in each microbatch, who gets memory, how layers split.
+
+Owns the `Scheduler` state machine, its policies and the layer placement. It never does I/O, reads a
+clock, an environment or a random source, and imports no asyncio, grpc, torch or metrics. Start
+reading at scheduler.py; batching.py makes one step, policy.py is what a policy sees and answers.
+"""
+
+from scheduler.fixed_policy import FixedPolicy
+from scheduler.limits import SchedulerLimits
+from scheduler.placement import Plan, StagePlan, check_layers, make_plan, split_layers
+from scheduler.policy import Policy
+from scheduler.scheduler import Scheduler
+from scheduler.sequence import FinishReason, SequenceRequest, TokenEvent
+
+__all__ = [
+    "FinishReason",
+    "FixedPolicy",
+    "Plan",
+    "Policy",
+    "Scheduler",
+    "SchedulerLimits",
+    "SequenceRequest",
+    "StagePlan",
+    "TokenEvent",
+    "check_layers",
+    "make_plan",
+    "split_layers",
+]

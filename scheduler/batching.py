@@ -1,0 +1,167 @@
+"""Makes one microbatch: carries a policy's wishes out as far as slots, blocks and limits allow.
+
+Decodes go first, then prompts that have begun, then waiting ones in first-come order. It is the
+only place where sequences get blocks, and where they lose them to others (preemption).
+"""
+
+from itertools import chain
+
+from runtime.step import SequenceChunk, SlotOpening, Step
+from scheduler.limits import SchedulerLimits
+from scheduler.policy import Policy, SchedulerView
+from scheduler.queues import SequenceQueues
+from scheduler.residences import Residences
+from scheduler.sequence import Phase, TrackedSequence
+from scheduler.steps_in_flight import Draw
+
+
+class MicrobatchDraft:
+    """A microbatch in the making; also what a policy sees of it (`MicrobatchView`)."""
+
+    def __init__(self) -> None:
+        self.chunks: list[SequenceChunk] = []
+        self.openings: list[SlotOpening] = []
+        self.draws: list[Draw] = []
+        self.num_tokens = 0
+        self._members: set[int] = set()
+
+    def __contains__(self, sequence: TrackedSequence) -> bool:
+        return sequence.sequence_id in self._members
+
+    def add(
+        self, sequence: TrackedSequence, num_tokens: int, new_block_ids: tuple[int, ...] = ()
+    ) -> None:
+        """Adds the next tokens of a sequence, which count as sent from here on."""
+        residence = sequence.residence
+        assert residence is not None, f"sequence {sequence.sequence_id} has no slot"
+        sequence_id = sequence.sequence_id
+        assert sequence_id not in self._members, f"sequence {sequence_id} is in twice"
+        start, end = residence.num_sent, residence.num_sent + num_tokens
+        samples = end == len(sequence.token_ids)
+        token_ids = tuple(sequence.token_ids[start:end])
+        self.chunks.append(SequenceChunk(residence.slot, start, token_ids, new_block_ids, samples))
+        residence.num_sent = end
+        self.num_tokens += num_tokens
+        self._members.add(sequence_id)
+        if samples:
+            self.draws.append(Draw(sequence, residence))
+
+    def to_step(self, number: int, released_slots: tuple[int, ...]) -> Step:
+        """The finished step."""
+        return Step(number, released_slots, tuple(self.openings), tuple(self.chunks))
+
+
+class Batcher:
+    """Fills one draft from the queues; made anew for every step."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        policy: Policy,
+        queues: SequenceQueues,
+        residences: Residences,
+        view: SchedulerView,
+    ) -> None:
+        self._limits = limits
+        self._policy = policy
+        self._queues = queues
+        self._residences = residences
+        self._view = view
+        self.draft = MicrobatchDraft()
+        self.num_preempted = 0
+
+    def fill(self) -> MicrobatchDraft:
+        """Takes decodes, goes on with prompts, admits new ones; returns the draft."""
+        self._take_decodes()
+        self._go_on_with_prompts()
+        self._admit_waiting()
+        return self.draft
+
+    def _take_decodes(self) -> None:
+        """Takes as many decodes as were chosen; who finds no block gives its place to others."""
+        ready = {sequence.sequence_id: sequence for sequence in self._queues.of(Phase.READY)}
+        chosen = dict.fromkeys(self._policy.choose_decodes(self._view))
+        num_wanted = min(len(chosen), self._limits.max_step_tokens)
+        others = (sequence_id for sequence_id in ready if sequence_id not in chosen)
+        for sequence_id in chain(chosen, others):
+            if self.draft.num_tokens == num_wanted:
+                break
+            sequence = ready[sequence_id]
+            if sequence.phase is not Phase.READY:  # preempted for an older one in this very loop
+                continue
+            self._take_decode(sequence)
+
+    def _take_decode(self, sequence: TrackedSequence) -> None:
+        residence = sequence.residence
+        assert residence is not None, f"sequence {sequence.sequence_id} is ready without a slot"
+        new_block_ids: tuple[int, ...] = ()
+        if self._residences.needs_block(residence):
+            if not self._find_block(sequence):
+                return
+            new_block_ids = self._residences.grow(residence)
+        self.draft.add(sequence, 1, new_block_ids)
+        self._queues.move(sequence, Phase.SAMPLING)
+
+    def _find_block(self, sequence: TrackedSequence) -> bool:
+        """Whether a block is free, if need be by preempting the newest running sequence.
+
+        Only newer ones are preempted and none that this microbatch holds, so the oldest always
+        gets on: whoever is newer and in this microbatch can be preempted by the next.
+        """
+        if self._residences.num_blocks_free > 0:
+            return True
+        candidates = [other for other in self._queues.running() if other not in self.draft]
+        newest = max(candidates, key=lambda other: other.age_key)
+        if newest is sequence:
+            return False
+        self._preempt(newest)
+        return True
+
+    def _preempt(self, sequence: TrackedSequence) -> None:
+        """Takes slot and blocks away; the sequence computes its tokens again when it is back.
+
+        A token of it that is in flight is dropped with the residence: drawn by position, the same
+        token comes again.
+        """
+        self._residences.close(sequence)
+        self._queues.move(sequence, Phase.WAITING)
+        self.num_preempted += 1
+
+    def _go_on_with_prompts(self) -> None:
+        for sequence in self._queues.of(Phase.PREFILL):
+            num_tokens = self._chunk_tokens(sequence)
+            if num_tokens == 0:
+                break
+            self._take_prompt(sequence, num_tokens, ())
+
+    def _admit_waiting(self) -> None:
+        """Opens slots for those who came first; nobody overtakes the first who finds no room.
+
+        A block is spared for every ready decode that needs one, so that none is preempted for it.
+        """
+        waiting = self._queues.of(Phase.WAITING)
+        num_spare_blocks = self._num_blocks_short() if waiting else 0
+        for sequence in waiting:
+            num_tokens = self._chunk_tokens(sequence)
+            if num_tokens == 0 or not self._residences.can_open(sequence, num_spare_blocks):
+                break
+            residence = self._residences.open(sequence)
+            self._queues.move(sequence, Phase.PREFILL)
+            self.draft.openings.append(SlotOpening(residence.slot, sequence.request.sampling))
+            self._take_prompt(sequence, num_tokens, tuple(residence.block_ids))
+
+    def _num_blocks_short(self) -> int:
+        stays = [sequence.residence for sequence in self._queues.of(Phase.READY)]
+        return sum(stay is not None and self._residences.needs_block(stay) for stay in stays)
+
+    def _chunk_tokens(self, sequence: TrackedSequence) -> int:
+        wanted = self._policy.chunk_tokens(self._view, self.draft, sequence)
+        room = self._limits.max_step_tokens - self.draft.num_tokens
+        return max(0, min(wanted, sequence.num_unsent, room))
+
+    def _take_prompt(
+        self, sequence: TrackedSequence, num_tokens: int, new_block_ids: tuple[int, ...]
+    ) -> None:
+        self.draft.add(sequence, num_tokens, new_block_ids)
+        if sequence.num_unsent == 0:
+            self._queues.move(sequence, Phase.SAMPLING)

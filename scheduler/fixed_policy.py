@@ -1,0 +1,33 @@
+"""The policy `fixed`: a constant token budget per microbatch, whatever the load."""
+
+from collections.abc import Sequence
+
+from scheduler.policy import MicrobatchView, SchedulerView, SequenceView, even_share
+
+PREFILL_SHARE = 8
+"""One token in so many is kept for prompts while there are any: decodes never starve them."""
+
+
+class FixedPolicy:
+    """Decodes spread evenly over the steps in flight; prompts fill up to `max_step_tokens` rows."""
+
+    def __init__(self, max_step_tokens: int) -> None:
+        self._max_step_tokens = max_step_tokens
+
+    def num_steps_in_flight(self, view: SchedulerView) -> int:
+        """As many as the limits allow."""
+        return view.limits.num_steps_in_flight
+
+    def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
+        """An even share of those that waited longest, less what prompts are promised."""
+        has_prompts = bool(view.prefilling or view.waiting)
+        promised = -(-self._max_step_tokens // PREFILL_SHARE) if has_prompts else 0
+        room = max(1, self._max_step_tokens - promised)
+        share = even_share(view, self.num_steps_in_flight(view))
+        return [sequence.sequence_id for sequence in view.ready[: min(share, room)]]
+
+    def chunk_tokens(
+        self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
+    ) -> int:
+        """Whatever the budget has left."""
+        return min(sequence.num_unsent, self._max_step_tokens - microbatch.num_tokens)

@@ -1,0 +1,47 @@
+"""Owns the numbers a scheduler must stay within and the check that a request can ever fit them."""
+
+from dataclasses import dataclass
+
+from runtime.errors import NeverFitsError, PromptTooLongError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What one epoch allows; every number is at least 1.
+
+    `max_sequences` counts slots, `max_step_tokens` the rows of one microbatch, `max_model_len`
+    prompt and generated tokens of one sequence together, `max_waiting` sequences without a slot.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_sequences: int
+    max_step_tokens: int
+    max_model_len: int
+    num_steps_in_flight: int
+    max_waiting: int
+
+    def blocks_for(self, num_positions: int) -> int:
+        """KV blocks that hold so many positions."""
+        return -(-num_positions // self.block_size)
+
+    def final_len(self, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Tokens of a sequence that runs to its end, prompt included."""
+        return min(num_prompt_tokens + max_tokens, self.max_model_len)
+
+    def max_new_tokens(self, num_prompt_tokens: int) -> int:
+        """The most tokens that a prompt of this length can be given; 0 or less: it never fits.
+
+        The last token needs no KV position, because nothing follows it.
+        """
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1) - num_prompt_tokens
+
+    def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        """Raises PromptTooLongError or NeverFitsError for what an empty cache could not finish."""
+        if num_prompt_tokens >= self.max_model_len:
+            raise PromptTooLongError(
+                num_tokens=num_prompt_tokens, max_tokens=self.max_model_len - 1
+            )
+        num_blocks_needed = self.blocks_for(self.final_len(num_prompt_tokens, max_tokens) - 1)
+        if num_blocks_needed > self.num_blocks:
+            raise NeverFitsError(num_blocks_needed=num_blocks_needed, num_blocks=self.num_blocks)

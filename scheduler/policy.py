@@ -1,0 +1,92 @@
+"""What a batching policy sees and what it is asked; every policy stands behind `Policy`.
+
+A policy decides how much work a microbatch carries. It never touches slots, blocks or queues: the
+scheduler carries its wishes out as far as limits and memory allow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from runtime.step import SequenceChunk
+from scheduler.limits import SchedulerLimits
+from scheduler.sequence import SequenceRequest
+
+
+class SequenceView(Protocol):
+    """A sequence as policies see it, read only."""
+
+    @property
+    def request(self) -> SequenceRequest:
+        """What was asked for."""
+
+    @property
+    def sequence_id(self) -> int:
+        """The caller's name of it."""
+
+    @property
+    def num_sent(self) -> int:
+        """Positions of it that lie before the next token: the context of a decode or chunk."""
+
+    @property
+    def num_unsent(self) -> int:
+        """Known tokens still to be computed; 1 for a decode."""
+
+
+class MicrobatchView(Protocol):
+    """A microbatch in the making, read only."""
+
+    @property
+    def chunks(self) -> Sequence[SequenceChunk]:
+        """What it holds so far, decodes first."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of it so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """The scheduler's state before a microbatch is made; `now` is in seconds.
+
+    `ready` are the decodes that may run, the one that waited longest first; `num_decoding` counts
+    those and the ones whose token is in flight.
+    """
+
+    now: float
+    limits: SchedulerLimits
+    num_steps_in_flight: int
+    num_decoding: int
+    num_blocks_free: int
+    ready: Sequence[SequenceView]
+    prefilling: Sequence[SequenceView]
+    waiting: Sequence[SequenceView]
+
+
+class Policy(Protocol):
+    """Decides how much work the next microbatch carries. Stateful, but reads nothing else."""
+
+    def num_steps_in_flight(self, view: SchedulerView) -> int:
+        """How many steps may be in flight, the next one included; 1 means no split."""
+
+    def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
+        """The ids of those of `view.ready` that the next microbatch shall take, in this order."""
+
+    def chunk_tokens(
+        self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
+    ) -> int:
+        """How many of a sequence's unsent prompt tokens the microbatch shall take besides.
+
+        Asked in first-come order; 0 closes the microbatch.
+        """
+
+
+def even_share(view: SchedulerView, num_microbatches: int) -> int:
+    """How many ready decodes the next microbatch takes so that all come out even.
+
+    Never above ceil(decoding / microbatches). Ready decodes are also dealt over the microbatches
+    that can still be sent, so 6 over 4 become 2, 2, 1, 1 and not 2, 2, 2, 0. Decodes of one
+    microbatch become ready together, so they stay together until the shares change.
+    """
+    num_free = max(1, num_microbatches - view.num_steps_in_flight)
+    return min(-(-len(view.ready) // num_free), -(-view.num_decoding // num_microbatches))

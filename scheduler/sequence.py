@@ -1,0 +1,106 @@
+"""Owns one sequence's truth: its request, its tokens so far, and where its KV cache lies.
+
+It decides nothing: which queue a sequence stands in and what it runs next is the scheduler's.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, auto
+
+from runtime.step import SampledToken, SlotSampling
+
+
+class FinishReason(Enum):
+    """Why a sequence ended by itself; a cancelled one has no reason, because nobody listens."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """One sequence to generate; `arrival` is in seconds on the caller's clock and orders them.
+
+    `prompt_ids` is not empty, `max_tokens` is at least 1 and `sequence_id` is unique among the
+    unfinished. A token in `stop_ids` ends the sequence and is still reported.
+    """
+
+    sequence_id: int
+    prompt_ids: tuple[int, ...]
+    sampling: SlotSampling
+    max_tokens: int
+    stop_ids: frozenset[int]
+    arrival: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A new token of a sequence, and why it was the last if it was."""
+
+    sequence_id: int
+    token: SampledToken
+    finish_reason: FinishReason | None = None
+
+
+class Phase(IntEnum):
+    """Where an unfinished sequence stands; all but WAITING hold a slot and blocks.
+
+    Integers, because every token looks phases up and the hash of other enums is Python code.
+    """
+
+    WAITING = auto()
+    PREFILL = auto()
+    SAMPLING = auto()  # the chunk that draws its next token is in flight
+    READY = auto()  # its newest token may be sent as a decode
+
+
+@dataclass(slots=True, eq=False)
+class Residence:
+    """One stay of a sequence in a slot, from its opening to its release.
+
+    `num_sent` counts the positions that steps sent so far fill, in flight or done: steps run in
+    order, so the next chunk starts there. A result belongs to a residence, not to a slot.
+    """
+
+    slot: int
+    block_ids: list[int]
+    num_sent: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class TrackedSequence:
+    """An unfinished sequence; `token_ids` is the prompt, then every token that was reported.
+
+    `final_len` is the number of tokens at which it ends for want of room or of permission.
+    """
+
+    request: SequenceRequest
+    token_ids: list[int]
+    final_len: int
+    phase: Phase = Phase.WAITING
+    residence: Residence | None = None
+    sequence_id: int = field(init=False)  # the request's, kept here because every token asks often
+
+    def __post_init__(self) -> None:
+        self.sequence_id = self.request.sequence_id
+
+    @property
+    def age_key(self) -> tuple[float, int]:
+        """Sorts first come first; equal arrivals by id."""
+        return (self.request.arrival, self.sequence_id)
+
+    @property
+    def num_sent(self) -> int:
+        """Positions of it that the KV cache holds once all sent steps have run."""
+        return self.residence.num_sent if self.residence is not None else 0
+
+    @property
+    def num_unsent(self) -> int:
+        """Known tokens still to be computed; 1 for a decode."""
+        return len(self.token_ids) - self.num_sent
+
+    def accept(self, token_id: int) -> FinishReason | None:
+        """Appends a drawn token and says whether it was the last."""
+        self.token_ids.append(token_id)
+        if token_id in self.request.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.final_len else None

@@ -1,0 +1,76 @@
+"""Owns the numbering of steps and what is still expected of those that were sent.
+
+A step that was sent is never withdrawn, so its record stays until its result comes, whatever
+happens to its sequences meanwhile.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.errors import FrameError, StepGapError
+from runtime.step import SampledToken
+from scheduler.sequence import Residence, TrackedSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token that a step draws: for whom, and in which of its residences."""
+
+    sequence: TrackedSequence
+    residence: Residence
+
+    @property
+    def is_live(self) -> bool:
+        """Whether that residence still lasts; else the token is dropped."""
+        return self.sequence.residence is self.residence
+
+
+class StepsInFlight:
+    """The steps of one epoch whose result has not come, oldest first."""
+
+    def __init__(self) -> None:
+        self._draws_of_step: deque[tuple[Draw, ...]] = deque()
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        return len(self._draws_of_step)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the step to be sent next."""
+        return self._next_number
+
+    def send(self, draws: Sequence[Draw]) -> None:
+        """Notes that the next step was sent and will draw these tokens."""
+        self._draws_of_step.append(tuple(draws))
+        self._next_number += 1
+
+    def complete(
+        self, number: int, sampled: Sequence[SampledToken]
+    ) -> list[tuple[TrackedSequence, SampledToken]]:
+        """Takes the result of the oldest step; returns the tokens of live residences.
+
+        Raises StepGapError for any other step and FrameError unless exactly the tokens that it was
+        to draw came; then nothing has changed.
+        """
+        expected_number = self._next_number - len(self)
+        if number != expected_number or not self._draws_of_step:
+            raise StepGapError(expected=expected_number, actual=number)
+        draws = self._draws_of_step[0]
+        expected = tuple(sorted(draw.residence.slot for draw in draws))
+        actual = tuple(sorted(token.slot for token in sampled))
+        if expected != actual:
+            raise FrameError(
+                what=f"slots sampled by step {number}", expected=expected, actual=actual
+            )
+        self._draws_of_step.popleft()
+        token_of_slot = {token.slot: token for token in sampled}
+        return [
+            (draw.sequence, token_of_slot[draw.residence.slot]) for draw in draws if draw.is_live
+        ]
+
+    def awaited(self) -> list[TrackedSequence]:
+        """The sequences that get a token from a step in flight, sorted by id."""
+        draws = [draw for step in self._draws_of_step for draw in step if draw.is_live]
+        return sorted((draw.sequence for draw in draws), key=lambda waiting: waiting.sequence_id)

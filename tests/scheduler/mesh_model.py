@@ -1,0 +1,242 @@
+"""A replica in miniature that checks every step as a worker would, and the driver around it.
+
+Its KV cache holds token ids, reached only through the block tables that steps build. A drawn token
+is a hash of what the cache says came before it, so that one wrong block, position or token changes
+every token after it.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.step import SampledToken, SequenceChunk, SlotSampling, Step
+from scheduler import (
+    FinishReason,
+    FixedPolicy,
+    Policy,
+    Scheduler,
+    SchedulerLimits,
+    SequenceRequest,
+    TokenEvent,
+)
+
+VOCAB_SIZE = 11
+
+
+def make_limits(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_sequences: int = 8,
+    max_step_tokens: int = 16,
+    max_model_len: int = 64,
+    num_steps_in_flight: int = 2,
+    max_waiting: int = 100,
+) -> SchedulerLimits:
+    """Limits of a small epoch, some of them changed."""
+    return SchedulerLimits(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_sequences=max_sequences,
+        max_step_tokens=max_step_tokens,
+        max_model_len=max_model_len,
+        num_steps_in_flight=num_steps_in_flight,
+        max_waiting=max_waiting,
+    )
+
+
+def make_request(
+    sequence_id: int,
+    prompt: int | Sequence[int] = 4,
+    max_tokens: int = 4,
+    stop_ids: frozenset[int] = frozenset(),
+    arrival: float | None = None,
+) -> SequenceRequest:
+    """A request; `prompt` is its tokens or just how many."""
+    if isinstance(prompt, int):
+        prompt = [(sequence_id * 7 + position * 3) % VOCAB_SIZE for position in range(prompt)]
+    return SequenceRequest(
+        sequence_id=sequence_id,
+        prompt_ids=tuple(prompt),
+        sampling=SlotSampling(seed=sequence_id),
+        max_tokens=max_tokens,
+        stop_ids=stop_ids,
+        arrival=float(sequence_id) if arrival is None else arrival,
+    )
+
+
+def draw(context: Sequence[int], seed: int) -> int:
+    """The token after `context`: a function of all of it and of the seed."""
+    digest = hashlib.blake2b(repr((list(context), seed)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest) % VOCAB_SIZE
+
+
+def answer(request: SequenceRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """What the request must get, computed in one piece."""
+    tokens = list(request.prompt_ids)
+    generated: list[int] = []
+    while True:
+        token_id = draw(tokens, request.sampling.seed)
+        tokens.append(token_id)
+        generated.append(token_id)
+        if token_id in request.stop_ids:
+            return generated, FinishReason.STOP
+        if len(generated) == request.max_tokens or len(tokens) == max_model_len:
+            return generated, FinishReason.LENGTH
+
+
+@dataclass
+class StageSlot:
+    """A slot as a worker knows it."""
+
+    sampling: SlotSampling
+    block_table: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+class StageModel:
+    """Executes the steps of one epoch strictly in order, asserting that each is allowed."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        self._kv: dict[tuple[int, int], int] = {}
+        self.slots: dict[int, StageSlot] = {}
+        self.num_steps = 0
+
+    @property
+    def num_blocks_used(self) -> int:
+        """Blocks in some block table."""
+        return sum(len(slot.block_table) for slot in self.slots.values())
+
+    def run(self, step: Step) -> tuple[SampledToken, ...]:
+        """Applies releases, openings and chunks; returns the tokens drawn, in chunk order."""
+        assert step.number == self.num_steps
+        self.num_steps += 1
+        assert step.num_tokens <= self._limits.max_step_tokens
+        assert len(step.chunks) <= self._limits.max_sequences
+        assert len({chunk.slot for chunk in step.chunks}) == len(step.chunks)
+        for slot in step.released_slots:
+            del self.slots[slot]
+        for opening in step.opened_slots:
+            assert opening.slot not in self.slots
+            assert 0 <= opening.slot < self._limits.max_sequences
+            self.slots[opening.slot] = StageSlot(opening.sampling)
+        tokens = (self._run_chunk(chunk) for chunk in step.chunks)
+        return tuple(token for token in tokens if token is not None)
+
+    def _run_chunk(self, chunk: SequenceChunk) -> SampledToken | None:
+        slot = self.slots[chunk.slot]
+        assert chunk.token_ids
+        assert chunk.position == slot.num_tokens
+        taken = {block for other in self.slots.values() for block in other.block_table}
+        assert len(set(chunk.new_block_ids)) == len(chunk.new_block_ids)
+        assert taken.isdisjoint(chunk.new_block_ids)
+        assert all(0 <= block < self._limits.num_blocks for block in chunk.new_block_ids)
+        slot.block_table.extend(chunk.new_block_ids)
+        for token_id in chunk.token_ids:
+            self._kv[self._place(slot, slot.num_tokens)] = token_id
+            slot.num_tokens += 1
+        assert slot.num_tokens < self._limits.max_model_len
+        if not chunk.sample:
+            return None
+        context = [self._kv[self._place(slot, position)] for position in range(slot.num_tokens)]
+        return SampledToken(chunk.slot, draw(context, slot.sampling.seed))
+
+    def _place(self, slot: StageSlot, position: int) -> tuple[int, int]:
+        block, offset = divmod(position, self._limits.block_size)
+        return slot.block_table[block], offset
+
+
+class Mesh:
+    """A scheduler with a stage model behind it, driven by hand; keeps what every client got."""
+
+    def __init__(self, limits: SchedulerLimits, policy: Policy | None = None) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits, policy or FixedPolicy(limits.max_step_tokens))
+        self.stage = StageModel(limits)
+        self.requests: dict[int, SequenceRequest] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.finish_reasons: dict[int, FinishReason] = {}
+        self.gone: set[int] = set()
+        self._results: deque[tuple[int, tuple[SampledToken, ...]]] = deque()
+
+    def add(self, request: SequenceRequest) -> None:
+        """Hands a request in and opens its client's stream."""
+        self.scheduler.add(request)
+        self.requests[request.sequence_id] = request
+        self.tokens[request.sequence_id] = []
+
+    def cancel(self, sequence_id: int) -> None:
+        """The client goes away: nothing may come for it from now on."""
+        self.gone.add(sequence_id)
+        self.scheduler.cancel(sequence_id)
+
+    def send(self) -> Step | None:
+        """Makes the next step and runs it; its result stays on the way."""
+        step = self.scheduler.schedule(now=0.0)
+        if step is not None:
+            self._results.append((step.number, self.stage.run(step)))
+        return step
+
+    def receive(self) -> tuple[TokenEvent, ...]:
+        """Delivers the oldest result on the way."""
+        number, sampled = self._results.popleft()
+        events = self.scheduler.update(number, sampled, now=0.0)
+        for event in events:
+            assert event.sequence_id not in self.gone
+            assert event.sequence_id not in self.finish_reasons
+            self.tokens[event.sequence_id].append(event.token.token_id)
+            if event.finish_reason is not None:
+                self.finish_reasons[event.sequence_id] = event.finish_reason
+        return events
+
+    def send_all(self) -> list[Step]:
+        """Sends until the scheduler has no more for now."""
+        steps: list[Step] = []
+        while (step := self.send()) is not None:
+            steps.append(step)
+        return steps
+
+    def restart(self, limits: SchedulerLimits) -> tuple[int, ...]:
+        """The replica's epoch ends, with all that was on the way, and another one begins."""
+        self.limits = limits
+        self.stage = StageModel(limits)
+        self._results.clear()
+        dropped = self.scheduler.restart(limits)
+        self.gone.update(dropped)
+        return dropped
+
+    @property
+    def num_results(self) -> int:
+        """Results on the way."""
+        return len(self._results)
+
+    def finish(self, max_steps: int = 20_000) -> None:
+        """Runs until idle, then checks that everybody got everything and nothing is left."""
+        while self.scheduler.has_work:
+            self.send_all()
+            self.scheduler.check_integrity()
+            assert self._results, "the scheduler has work but sends nothing"
+            assert self.stage.num_steps < max_steps, "the scheduler makes no progress"
+            self.receive()
+        self.check_idle()
+        self.check_answers()
+
+    def check_idle(self) -> None:
+        """Asserts that scheduler and stage hold nothing."""
+        self.scheduler.check_integrity()
+        scheduler = self.scheduler
+        assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+        assert (scheduler.num_blocks_used, scheduler.num_slots_used) == (0, 0)
+        assert (len(self.stage.slots), self.stage.num_blocks_used) == (0, 0)
+        assert scheduler.schedule(now=0.0) is None
+
+    def check_answers(self) -> None:
+        """Asserts that every client that stayed got exactly its answer, and the others a part."""
+        for sequence_id, request in self.requests.items():
+            expected, reason = answer(request, self.limits.max_model_len)
+            tokens = self.tokens[sequence_id]
+            if sequence_id in self.gone:
+                assert tokens == expected[: len(tokens)]
+            else:
+                assert (tokens, self.finish_reasons[sequence_id]) == (expected, reason)
