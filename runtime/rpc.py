@@ -179,7 +179,9 @@ async def _abort_with(
 ) -> Never:
     error = find_error(exc)
     if error is None:
-        _log.error("rpc_failed", method=method, exc_info=exc)
+        # Writing to a peer that left fails too, and is no fault of ours.
+        log = _log.info if context.done() else _log.error
+        log("rpc_failed", method=method, exc_info=exc)
         await context.abort(
             grpc.StatusCode.INTERNAL,
             "internal error; the server's log says more",

@@ -1,0 +1,1 @@
+"""The coordinator: the clients' door, the engine that drives the stages, the membership."""

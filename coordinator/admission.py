@@ -1,0 +1,157 @@
+"""Owns the way from a request to sequences: validated, tokenized, given seeds, put in line.
+
+Every door comes through here, so that they mean the same thing. A request that cannot be served is
+refused with one typed error before it costs anybody else anything.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from coordinator.detokenizer import Detokenizer
+from coordinator.engine import Engine
+from coordinator.generation import Generation
+from coordinator.output import OutputStream
+from coordinator.requests import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from coordinator.served_model import ServedModel
+from coordinator.validation import check_num_logprobs, check_request
+from runtime.errors import EmptyPromptError, PromptTooLongError, QueueFullError
+from runtime.logs import get_logger
+from runtime.step import SlotSampling
+from scheduler import FinishReason, SequenceRequest
+
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokenized:
+    """A request whose prompts are token ids; `max_tokens` is per prompt."""
+
+    request: GenerationRequest
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: tuple[int, ...]
+
+
+class Admission:
+    """Lets requests in, one call of `generate` each."""
+
+    def __init__(
+        self,
+        model: asyncio.Future[ServedModel],
+        engine: Engine,
+        max_model_len: int | None,
+        max_waiting: int,
+    ) -> None:
+        """`model` may still be loading: requests wait for it, at most `max_waiting` of them."""
+        self._model = model
+        self._engine = engine
+        self._max_model_len = max_model_len
+        self._max_waiting = max_waiting
+        self._num_early = 0
+        self._sequence_ids = itertools.count(1)
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[OutputStream]:
+        """The output of an admitted request; what is unfinished at the end is cancelled.
+
+        Raises what `check_request` says, `EmptyPromptError`, `PromptTooLongError`,
+        `QueueFullError`, and why nothing is served if that is so.
+        """
+        arrival = self._engine.clock()
+        model = await self._wait_for_model()
+        check_request(request, model.name, model.config.vocab_size, self._max_waiting)
+        tokenized = await self._tokenize(request, model)
+        output, generations = self._generations(tokenized, model, arrival)
+        scheduled = [g for g in generations if g.request.max_tokens > 0]
+        log = _log.bind(request_id=request.request_id)
+        try:
+            self._engine.submit(scheduled)
+            log.info("request_admitted", num_prompt_tokens=[len(p) for p in tokenized.prompts])
+            for generation in generations:
+                if generation.request.max_tokens == 0:
+                    generation.finish(FinishReason.LENGTH, self._engine.clock())
+            yield output
+        finally:
+            num_unfinished = self._engine.cancel(scheduled)
+            log.info("request_ended", num_unfinished=num_unfinished)
+
+    async def _wait_for_model(self) -> ServedModel:
+        if not self._model.done() and self._num_early >= self._max_waiting:
+            raise QueueFullError(num_waiting=self._num_early, limit=self._max_waiting)
+        self._num_early += 1
+        try:
+            return await asyncio.shield(self._model)
+        finally:
+            self._num_early -= 1
+
+    async def _tokenize(self, request: GenerationRequest, model: ServedModel) -> _Tokenized:
+        prompts = tuple([await _token_ids(prompt, model) for prompt in request.prompts])
+        limits = self._engine.limits
+        most = self._max_model_len or model.config.max_position_embeddings
+        longest = limits.max_model_len if limits is not None else most
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                raise EmptyPromptError(index=index)
+            if len(prompt) >= longest:
+                raise PromptTooLongError(num_tokens=len(prompt), max_tokens=longest - 1)
+        rooms = [longest - len(prompt) for prompt in prompts]
+        asked = request.max_tokens
+        max_tokens = tuple(room if asked is None else min(asked, room) for room in rooms)
+        check_num_logprobs(request.sampling.num_logprobs, sum(max_tokens))
+        return _Tokenized(request, prompts, max_tokens)
+
+    def _generations(
+        self, tokenized: _Tokenized, model: ServedModel, arrival: float
+    ) -> tuple[OutputStream, list[Generation]]:
+        request = tokenized.request
+        stop_ids = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            stop_ids |= frozenset(model.config.eos_token_ids)
+        seeds = tuple(self._seed(request) for _ in tokenized.prompts)
+        output = OutputStream(seeds)
+        generations = [
+            Generation(
+                SequenceRequest(
+                    sequence_id=next(self._sequence_ids),
+                    prompt_ids=prompt,
+                    sampling=_slot_sampling(request, seeds[index]),
+                    max_tokens=tokenized.max_tokens[index],
+                    stop_ids=stop_ids,
+                    arrival=arrival,
+                ),
+                index,
+                Detokenizer(model.tokenizer),
+                output,
+            )
+            for index, prompt in enumerate(tokenized.prompts)
+        ]
+        return output, generations
+
+    def _seed(self, request: GenerationRequest) -> int:
+        """The client's seed for all its prompts, else a new one for each."""
+        return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
+
+
+async def _token_ids(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
+    if isinstance(prompt, TokenPrompt):
+        return prompt.token_ids
+    if isinstance(prompt, TextPrompt) and prompt.text:
+        return await model.tokenizer.encode_async(prompt.text)
+    if isinstance(prompt, ChatPrompt):
+        return await model.tokenizer.encode_chat_async(prompt.messages)
+    return ()
+
+
+def _slot_sampling(request: GenerationRequest, seed: int) -> SlotSampling:
+    sampling = request.sampling
+    return SlotSampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=seed,
+        num_logprobs=sampling.num_logprobs,
+    )

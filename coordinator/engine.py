@@ -1,0 +1,220 @@
+"""Owns the admitted requests of one replica: from the waiting line through the steps to the client.
+
+It outlives epochs: requests wait here while no epoch serves, and go on where they were when the
+next one does. It never waits for a client, and never talks to a worker itself.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from coordinator.epoch import EpochStreams
+from coordinator.generation import Generation
+from coordinator.step_loop import Clock, StepListener, StepLoop
+from coordinator.telemetry import observe_finish
+from runtime.errors import (
+    EpochEndedError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestCancelledError,
+    StagemeshError,
+)
+from runtime.metrics import CoordinatorMetrics
+from runtime.step import Step
+from scheduler import Policy, Scheduler, SchedulerLimits, TokenEvent
+
+# A request that was running when this many epochs ended may be what ends them.
+MAX_EPOCH_ENDS = 2
+
+
+class Engine:
+    """One replica's requests and their scheduler; the replica lends it the streams of an epoch."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        max_waiting: int,
+        step_seconds: float,
+        metrics: CoordinatorMetrics,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.wake = asyncio.Event()
+        self.scheduler: Scheduler | None = None
+        self.limits: SchedulerLimits | None = None
+        self._policy = policy
+        self._max_waiting = max_waiting
+        self._step_seconds = step_seconds
+        self._metrics = metrics
+        self._generations: dict[int, Generation] = {}
+        # Sequences that some step of this epoch carried: an end of the epoch counts against them.
+        self._present: set[int] = set()
+        self._refusal: StagemeshError | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a slot."""
+        return self.scheduler.num_running if self.scheduler else 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in line, also while no epoch serves."""
+        return self.scheduler.num_waiting if self.scheduler else len(self._generations)
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps on their way."""
+        return self.scheduler.num_steps_in_flight if self.scheduler else 0
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the replica; 0 before its first epoch."""
+        return self.limits.num_blocks if self.limits else 0
+
+    @property
+    def num_blocks_used(self) -> int:
+        """KV blocks that sequences hold."""
+        return self.scheduler.num_blocks_used if self.scheduler else 0
+
+    @property
+    def num_slots_used(self) -> int:
+        """Slots that sequences hold."""
+        return self.scheduler.num_slots_used if self.scheduler else 0
+
+    @property
+    def num_requests(self) -> int:
+        """Prompts that are not finished."""
+        return len(self._generations)
+
+    # ---- the door's side -------------------------------------------------------------------------
+
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Puts the prompts of one request in line: all of them, or none and an error.
+
+        Raises `QueueFullError`, and whatever `refuse` was told.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self.num_waiting + len(generations) > self._max_waiting:
+            raise QueueFullError(num_waiting=self.num_waiting, limit=self._max_waiting)
+        for generation in generations:
+            self._generations[generation.sequence_id] = generation
+            self._idle.clear()
+            self._metrics.prompt_tokens.inc(len(generation.request.prompt_ids))
+            if self.scheduler is not None:
+                self._schedule(generation)
+        self.wake.set()
+
+    def cancel(self, generations: Iterable[Generation]) -> int:
+        """Drops what is not finished, and counts it; slots and blocks go with the next step."""
+        return sum(self._drop(each, RequestCancelledError.code) for each in generations)
+
+    def refuse(self, error: StagemeshError) -> None:
+        """Takes no more requests: from now on `submit` raises `error`."""
+        self._refusal = error
+
+    def fail_all(self, error: StagemeshError) -> None:
+        """Ends every request with `error`."""
+        for generation in tuple(self._generations.values()):
+            self._fail(generation, error)
+
+    async def drained(self) -> None:
+        """Returns once no request is left."""
+        await self._idle.wait()
+
+    # ---- the replica's side ----------------------------------------------------------------------
+
+    async def serve(self, streams: EpochStreams, limits: SchedulerLimits) -> None:
+        """Never returns: runs the requests over `streams` until the epoch ends."""
+        self._begin(limits)
+        assert self.scheduler is not None
+        await self.make_loop(streams, self.scheduler, self).run()
+
+    def make_loop(
+        self, streams: EpochStreams, scheduler: Scheduler, listener: StepListener
+    ) -> StepLoop:
+        """The loop that drives `scheduler` over `streams`, with this engine's clock and wake."""
+        return StepLoop(scheduler, streams, self.wake, listener, self._step_seconds, self.clock)
+
+    def end_epoch(self, cause: StagemeshError) -> None:
+        """Puts everything that ran back in line, but for what was there at too many ends."""
+        for sequence_id in self._present & self._generations.keys():
+            generation = self._generations[sequence_id]
+            generation.num_epoch_ends += 1
+            if generation.num_epoch_ends >= MAX_EPOCH_ENDS:
+                detail = f"the request ran at {MAX_EPOCH_ENDS} ends; the last one: {cause}"
+                self._fail(generation, EpochEndedError(cause=cause.code, detail=detail))
+        self._present.clear()
+        if self.limits is not None:
+            self._restart(self.limits)
+
+    def on_step(self, step: Step, now: float) -> None:
+        """Notes whose prompts a step carries for the first time."""
+        assert self.scheduler is not None
+        for opening in step.opened_slots:
+            sequence_id = self.scheduler.sequence_in_slot(opening.slot)
+            self._present.add(sequence_id)
+            self._generations[sequence_id].started(now)
+
+    def on_token(self, event: TokenEvent, now: float) -> None:
+        """Delivers a token to its client's stream."""
+        self._metrics.generated_tokens.inc()
+        generation = self._generations[event.sequence_id]
+        finish = generation.push(event.token, event.finish_reason, now)
+        if finish is not None:
+            self._forget(event.sequence_id)
+            observe_finish(self._metrics, finish)
+
+    def _begin(self, limits: SchedulerLimits) -> None:
+        """Gives the scheduler the new epoch's limits, the first time also everyone in line."""
+        self.limits = limits
+        if self.scheduler is not None:
+            self._restart(limits)
+            return
+        self.scheduler = Scheduler(limits, self._policy)
+        for generation in tuple(self._generations.values()):
+            self._schedule(generation)
+
+    def _restart(self, limits: SchedulerLimits) -> None:
+        """Everything waits again; what cannot fit the new limits is told so."""
+        assert self.scheduler is not None
+        for sequence_id in self.scheduler.restart(limits):
+            prompt_len = len(self._generations[sequence_id].request.prompt_ids)
+            error = PromptTooLongError(num_tokens=prompt_len, max_tokens=limits.max_model_len - 1)
+            self._fail(self._generations[sequence_id], error)
+
+    def _schedule(self, generation: Generation) -> None:
+        """Hands a prompt to the scheduler, with no more tokens to generate than the context has."""
+        assert self.scheduler is not None
+        assert self.limits is not None
+        request = generation.request
+        room = self.limits.max_new_tokens(len(request.prompt_ids))
+        max_tokens = max(1, min(request.max_tokens, room))
+        try:
+            self.scheduler.add(replace(request, max_tokens=max_tokens))
+        except StagemeshError as error:
+            self._fail(generation, error)
+
+    def _fail(self, generation: Generation, error: StagemeshError) -> None:
+        generation.fail(error)
+        self._drop(generation, error.code)
+
+    def _drop(self, generation: Generation, code: str) -> bool:
+        """Forgets a generation that is not finished; False for one that is."""
+        if generation.sequence_id not in self._generations:
+            return False
+        self._forget(generation.sequence_id)
+        self._metrics.requests.labels(code).inc()
+        if self.scheduler is not None:
+            self.scheduler.cancel(generation.sequence_id)
+        self.wake.set()
+        return True
+
+    def _forget(self, sequence_id: int) -> None:
+        del self._generations[sequence_id]
+        self._present.discard(sequence_id)
+        if not self._generations:
+            self._idle.set()

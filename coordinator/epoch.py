@@ -1,0 +1,168 @@
+"""Owns one epoch's streams: steps to every rank of stage 0, results from every stage's rank 0.
+
+What a peer says is checked here before anybody believes it; any breach ends the epoch. It never
+decides what to send.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from coordinator.stages import EpochPlan, ForwardCall, ResultsCall, StageLink
+from protos import stage_pb2
+from runtime.errors import EpochEndedError, FrameError, StepGapError, WindowExceededError
+from runtime.rpc import error_from_rpc
+from runtime.step import SampledToken, StageTiming, Step, StepResult
+from runtime.step_codec import result_from_proto, step_to_header
+
+RecordFn = Callable[[int, StageTiming], None]
+
+
+class EpochStreams:
+    """The open streams of one epoch; what arrives is collected until the step loop takes it.
+
+    Its buffers are bounded by the steps in flight: a stage may answer only what was sent.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        forward: Sequence[ForwardCall],
+        send_seconds: float,
+        wake: asyncio.Event,
+    ) -> None:
+        self._epoch = plan.epoch
+        self._forward = forward
+        self._window = plan.window
+        self._send_seconds = send_seconds
+        self._wake = wake
+        self._credits = [plan.window] * len(forward)
+        self._results: list[StepResult] = []
+        self._num_sent = 0
+
+    @property
+    def num_sent(self) -> int:
+        """Steps sent so far, and so the number of the next one."""
+        return self._num_sent
+
+    @property
+    def can_send(self) -> bool:
+        """Every rank of stage 0 has a credit left."""
+        return all(self._credits)
+
+    async def send(self, step: Step) -> None:
+        """Writes `step` to every rank of stage 0; only with `can_send`."""
+        frame = stage_pb2.Frame(
+            epoch=self._epoch.to_proto(), step=step.number, header=step_to_header(step), last=True
+        )
+        self._num_sent += 1
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                for rank, call in enumerate(self._forward):
+                    self._credits[rank] -= 1
+                    await call.write(frame)
+        except TimeoutError:
+            detail = f"stage 0 did not take step {step.number} within {self._send_seconds:g} s"
+            raise EpochEndedError(cause="send_timeout", detail=detail) from None
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise _ended("stage 0", error) from None
+
+    def take_results(self) -> list[StepResult]:
+        """The last stage's results since the last call, in order."""
+        results, self._results = self._results, []
+        return results
+
+    async def read_credits(self, rank: int) -> None:
+        """Never returns: counts the credits of one rank of stage 0 until its stream ends."""
+        call = self._forward[rank]
+        try:
+            async for _ in call:
+                self._credits[rank] += 1
+                if self._credits[rank] > self._window:
+                    raise WindowExceededError(step=self._num_sent, window=self._window)
+                self._wake.set()
+        except grpc.aio.AioRpcError as error:
+            raise _ended("stage 0", error) from None
+        raise EpochEndedError(cause="stream_closed", detail="stage 0 closed its stream")
+
+    async def read_results(
+        self, stage: int, call: ResultsCall, record: RecordFn, vocab_size: int | None
+    ) -> None:
+        """Never returns: reads one stage's results; the last stage's carry `vocab_size`."""
+        expected = 0
+        try:
+            async for message in call:
+                if message.HasField("failure"):
+                    failure = message.failure
+                    detail = f"stage {stage} at step {failure.step}: {failure.message}"
+                    raise EpochEndedError(cause=failure.code, detail=detail)
+                result = result_from_proto(message)
+                if result.step != expected or expected >= self._num_sent:
+                    raise StepGapError(expected=expected, actual=result.step)
+                expected += 1
+                record(stage, result.timing)
+                if vocab_size is not None:
+                    _check_sampled(result.sampled, vocab_size)
+                    self._results.append(result)
+                    self._wake.set()
+        except grpc.aio.AioRpcError as error:
+            raise _ended(f"stage {stage}", error) from None
+        raise EpochEndedError(cause="stream_closed", detail=f"stage {stage} closed its results")
+
+
+@asynccontextmanager
+async def open_streams(
+    plan: EpochPlan,
+    stages: Sequence[Sequence[StageLink]],
+    send_seconds: float,
+    wake: asyncio.Event,
+    record: RecordFn,
+    vocab_size: int,
+) -> AsyncIterator[EpochStreams]:
+    """The streams of an epoch that every rank has opened, read in the background.
+
+    The first error of a reader cancels the body and comes out in an exception group; all calls
+    are cancelled at the end, which tells the stages that the epoch is over.
+    """
+    forward = [link.forward() for link in stages[0]]
+    results = [ranks[0].results(plan.epoch) for ranks in stages]
+    streams = EpochStreams(plan, forward, send_seconds, wake)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            readers = [
+                *(streams.read_credits(rank) for rank in range(len(forward))),
+                *(
+                    streams.read_results(
+                        stage, call, record, vocab_size if stage == len(stages) - 1 else None
+                    )
+                    for stage, call in enumerate(results)
+                ),
+            ]
+            running = [tasks.create_task(reader) for reader in readers]
+            yield streams
+            for task in running:
+                task.cancel()
+    finally:
+        for call in (*forward, *results):
+            call.cancel()
+
+
+def _check_sampled(sampled: Sequence[SampledToken], vocab_size: int) -> None:
+    for token in sampled:
+        if token.token_id >= vocab_size:
+            raise FrameError(
+                what="sampled token", expected=f"below {vocab_size}", actual=token.token_id
+            )
+        if math.isnan(token.logprob):
+            raise FrameError(what="log-probability", expected="a number", actual="NaN")
+
+
+def _ended(who: str, error: grpc.aio.AioRpcError | asyncio.InvalidStateError) -> EpochEndedError:
+    if isinstance(error, grpc.aio.AioRpcError):
+        code, message = error_from_rpc(error)
+        return EpochEndedError(cause=code, detail=f"{who}: {message}")
+    return EpochEndedError(cause="stream_closed", detail=f"{who} closed its stream")

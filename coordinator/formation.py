@@ -1,0 +1,91 @@
+"""Owns how a replica comes up: weights onto every worker, limits from what they report, the epoch.
+
+Each function is one move of `replica.py`, which decides when it is made and what a failure means.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from coordinator.assignment import Assignment, LoadedPart, LoadReport
+from coordinator.options import CoordinatorOptions
+from coordinator.plan import served_len
+from coordinator.stages import EpochPlace, EpochPlan, StageLink
+from coordinator.telemetry import ReplicaTelemetry
+from runtime.errors import FingerprintMismatchError
+from scheduler import SchedulerLimits
+
+# The ranks of one stage, by rank; a replica is a tuple of them, by stage.
+Ranks = tuple[StageLink, ...]
+
+
+async def load_parts(
+    links: Sequence[StageLink], assignments: Sequence[Assignment], telemetry: ReplicaTelemetry
+) -> list[LoadReport]:
+    """Has every worker load its part, but for those that hold it; all at the same time."""
+    telemetry.start_loading()
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(_load_part(link, assignment, telemetry))
+            for link, assignment in zip(links, assignments, strict=True)
+        ]
+    return [task.result() for task in running]
+
+
+async def _load_part(
+    link: StageLink, assignment: Assignment, telemetry: ReplicaTelemetry
+) -> LoadReport:
+    progress = telemetry.loading[assignment.stage]
+    # Asked, not remembered: only the worker knows what it holds.
+    report = await link.held_report(assignment)
+    if report is None:
+        link.member.loaded = None
+        report = await link.load(assignment, progress.update)
+    if report.weights_fingerprint != assignment.weights_fingerprint:
+        raise FingerprintMismatchError(
+            expected=assignment.weights_fingerprint, actual=report.weights_fingerprint
+        )
+    link.member.loaded = LoadedPart(assignment, report)
+    progress.finish(report)
+    return report
+
+
+def make_limits(
+    options: CoordinatorOptions, assignments: Sequence[Assignment], reports: Sequence[LoadReport]
+) -> SchedulerLimits:
+    """What the replica can hold: as many blocks as its smallest rank.
+
+    Raises `NeverFitsError` if that is less than the sequence length that was asked for.
+    """
+    num_blocks = min(report.num_kv_blocks for report in reports)
+    asked = options.max_model_len is not None
+    return SchedulerLimits(
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        max_sequences=options.max_sequences,
+        max_step_tokens=options.max_step_tokens,
+        max_model_len=served_len(
+            assignments[0].max_model_len, asked, num_blocks, options.block_size
+        ),
+        num_steps_in_flight=options.steps_in_flight,
+        max_waiting=options.max_waiting,
+    )
+
+
+def by_stage(links: Sequence[StageLink], assignments: Sequence[Assignment]) -> tuple[Ranks, ...]:
+    """The links grouped by the stage that their workers run."""
+    stages: dict[int, list[StageLink]] = {}
+    for link, assignment in zip(links, assignments, strict=True):
+        stages.setdefault(assignment.stage, []).append(link)
+    return tuple(tuple(ranks) for ranks in stages.values())
+
+
+async def open_epoch(stages: Sequence[Ranks], plan: EpochPlan) -> None:
+    """Opens the epoch on all ranks, the last stage first: whoever dials the next finds it open."""
+    for stage in reversed(range(len(stages))):
+        following = stages[stage + 1] if stage + 1 < len(stages) else ()
+        addresses = tuple(link.member.identity.address for link in following)
+        num_senders = len(stages[stage - 1]) if stage else 1
+        async with asyncio.TaskGroup() as tasks:
+            for rank, link in enumerate(stages[stage]):
+                place = EpochPlace(stage, rank, addresses, num_senders)
+                tasks.create_task(link.open_epoch(plan, place))

@@ -1,0 +1,117 @@
+"""Owns who is in the mesh: workers join, stay while their stream lives, and leave with a reason.
+
+It knows nothing of gRPC (`mesh_service.py`) nor of what the workers are used for (`replica.py`).
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from coordinator.assignment import LoadedPart
+from runtime.errors import ProtocolVersionError, WorkerDiedError, WorkerRefusedError
+from runtime.version import PROTOCOL_VERSION
+
+MAX_FIELD_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """What a worker says about itself at hello."""
+
+    protocol_version: int
+    build: str
+    worker_id: str
+    node: str
+    address: str
+    device_kind: str
+    device_name: str
+    memory_bytes: int
+    pid: int
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One joined worker process; `loaded` is what this coordinator made it load."""
+
+    identity: WorkerIdentity
+    loaded: LoadedPart | None = None
+    gone_reason: str = ""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        """What people call it: where it answers."""
+        return self.identity.address
+
+    async def watch(self) -> None:
+        """Never returns: raises `WorkerDiedError` once the worker has left."""
+        await self.gone.wait()
+        raise WorkerDiedError(worker=self.name, detail=self.gone_reason)
+
+
+class Membership:
+    """The joined workers, in the order in which they joined."""
+
+    def __init__(self, max_workers: int) -> None:
+        self._max_workers = max_workers
+        self._members: dict[str, Member] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Everybody who is in, first come first."""
+        return tuple(self._members.values())
+
+    def join(self, identity: WorkerIdentity) -> Member:
+        """Lets a worker in, or raises `ProtocolVersionError` or `WorkerRefusedError`."""
+        if identity.protocol_version != PROTOCOL_VERSION:
+            raise ProtocolVersionError(expected=PROTOCOL_VERSION, actual=identity.protocol_version)
+        reason = self._refusal(identity)
+        if reason:
+            worker = identity.address[:MAX_FIELD_LENGTH] or "without an address"
+            raise WorkerRefusedError(worker=worker, reason=reason)
+        for member in self._predecessors(identity):
+            self.leave(member, "it joined anew")
+        member = Member(identity)
+        self._members[identity.worker_id] = member
+        self._changed.set()
+        return member
+
+    def leave(self, member: Member, reason: str) -> None:
+        """Takes a worker out; whoever watches it learns why. Only the first call counts."""
+        if member.gone.is_set():
+            return
+        del self._members[member.identity.worker_id]
+        member.gone_reason = reason
+        member.gone.set()
+        self._changed.set()
+
+    async def wait_for(self, num_workers: int) -> tuple[Member, ...]:
+        """All members, as soon as there are at least `num_workers`."""
+        while len(self._members) < num_workers:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.members
+
+    def _refusal(self, identity: WorkerIdentity) -> str:
+        texts = (identity.build, identity.worker_id, identity.node, identity.address)
+        if not identity.worker_id or not identity.address:
+            return "hello names no worker id or no address"
+        if any(len(text) > MAX_FIELD_LENGTH for text in texts):
+            return f"a field of hello is longer than {MAX_FIELD_LENGTH} characters"
+        for member in self.members:
+            other = member.identity
+            if other.worker_id == identity.worker_id and other.address != identity.address:
+                return f"worker id {identity.worker_id} is in the mesh already, at {other.address}"
+            if other.address == identity.address and other.node != identity.node:
+                problem = f"a worker on node {other.node} says that it answers there, too"
+                return f"{problem}; give each an address that others can reach"
+        if len(self._members) >= self._max_workers:
+            return f"the mesh has its {self._max_workers} workers"
+        return ""
+
+    def _predecessors(self, identity: WorkerIdentity) -> list[Member]:
+        """Earlier lives of the same worker, whose end has not been noticed yet.
+
+        Two processes of one node cannot listen at one address, so the older one is gone.
+        """
+        return [member for member in self.members if member.identity.address == identity.address]

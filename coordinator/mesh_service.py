@@ -1,0 +1,131 @@
+"""Owns the Join stream: hello in, welcome or refusal out, then heartbeats both ways until one ends.
+
+The stream's life is the worker's membership; what membership means is in `membership.py`.
+"""
+
+import asyncio
+
+import grpc
+
+from coordinator.membership import Member, Membership, WorkerIdentity
+from protos import mesh_pb2, mesh_pb2_grpc
+from runtime.errors import RefusedWorkerError
+from runtime.logs import get_logger
+
+_Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
+
+# A process that was killed and one that left look the same from here.
+_STREAM_ENDED = "its Join stream ended"
+
+_log = get_logger()
+
+
+class _JoinEndedError(Exception):
+    """Raised when a Join stream is over, with the reason as its text."""
+
+
+class MeshService(mesh_pb2_grpc.MeshServicer):
+    """Lets workers in and keeps them in while both sides hear each other."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        coordinator_id: str,
+        heartbeat_seconds: float,
+        timeout_seconds: float,
+    ) -> None:
+        self._membership = membership
+        self._coordinator_id = coordinator_id
+        self._heartbeat_seconds = heartbeat_seconds
+        self._timeout_seconds = timeout_seconds
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends every Join stream, so that the server can stop without waiting for workers."""
+        self._closing.set()
+
+    # Reads and writes by itself: read() can be given a deadline, the iterator cannot.
+    async def Join(  # type: ignore[override]
+        self, _: object, context: _Context
+    ) -> None:
+        """One worker's membership, from hello to the end of the stream."""
+        hello = await self._read_hello(context)
+        if hello is None:
+            return
+        try:
+            member = self._membership.join(_identity(hello))
+        except RefusedWorkerError as error:
+            _log.warning("worker_refused", worker=hello.address, reason=str(error))
+            await context.write(
+                mesh_pb2.CoordinatorMessage(refusal=mesh_pb2.Refusal(reason=str(error)))
+            )
+            return
+        await self._hold(member, context)
+
+    async def _read_hello(self, context: _Context) -> mesh_pb2.Hello | None:
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                message = await context.read()
+        except TimeoutError:
+            return None
+        if not isinstance(message, mesh_pb2.WorkerMessage):
+            return None
+        return message.hello if message.HasField("hello") else None
+
+    async def _hold(self, member: Member, context: _Context) -> None:
+        """Keeps `member` in until its stream ends, it falls silent or the coordinator closes."""
+        _log.info("worker_joined", worker=member.name, worker_id=member.identity.worker_id)
+        reason = _STREAM_ENDED
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen(context))
+                tasks.create_task(self._speak(context))
+                tasks.create_task(self._end_on_close())
+                tasks.create_task(_end_when_gone(member))
+        except* _JoinEndedError as ended:
+            reason = str(ended.exceptions[0])
+        finally:
+            self._membership.leave(member, reason)
+            _log.info("worker_left", worker=member.name, reason=reason)
+
+    async def _listen(self, context: _Context) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    message = await context.read()
+            except TimeoutError:
+                raise _JoinEndedError(f"no heartbeat within {self._timeout_seconds:g} s") from None
+            if not isinstance(message, mesh_pb2.WorkerMessage):
+                raise _JoinEndedError(_STREAM_ENDED)
+
+    async def _speak(self, context: _Context) -> None:
+        welcome = mesh_pb2.Welcome(
+            coordinator_id=self._coordinator_id, heartbeat_seconds=self._heartbeat_seconds
+        )
+        await context.write(mesh_pb2.CoordinatorMessage(welcome=welcome))
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            await context.write(mesh_pb2.CoordinatorMessage(heartbeat=mesh_pb2.Heartbeat()))
+
+    async def _end_on_close(self) -> None:
+        await self._closing.wait()
+        raise _JoinEndedError("the coordinator stops")
+
+
+async def _end_when_gone(member: Member) -> None:
+    await member.gone.wait()
+    raise _JoinEndedError(member.gone_reason)
+
+
+def _identity(hello: mesh_pb2.Hello) -> WorkerIdentity:
+    return WorkerIdentity(
+        protocol_version=hello.protocol_version,
+        build=hello.build,
+        worker_id=hello.worker_id,
+        node=hello.node,
+        address=hello.address,
+        device_kind=hello.device.kind,
+        device_name=hello.device.name,
+        memory_bytes=hello.device.memory_bytes,
+        pid=hello.pid,
+    )

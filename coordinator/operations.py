@@ -1,0 +1,118 @@
+"""Owns what an operator sees: the coordinator's state as one protobuf message."""
+
+from typing import Any
+
+from coordinator.coordinator import Coordinator
+from coordinator.membership import Member
+from coordinator.phases import Phase
+from coordinator.replica import Replica
+from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
+from runtime.model_store import served_name
+from runtime.version import BUILD
+
+
+class OperationsService(mesh_pb2_grpc.OperationsServicer):
+    """Answers at any time, also while nothing is served."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._model = served_name(coordinator.options.model)
+
+    async def GetState(
+        self, request: mesh_pb2.GetStateRequest, context: Any
+    ) -> mesh_pb2.GetStateResponse:
+        """A snapshot."""
+        coordinator, engine = self._coordinator, self._coordinator.engine
+        replica = coordinator.replica
+        return mesh_pb2.GetStateResponse(
+            build=BUILD,
+            coordinator_id=coordinator.coordinator_id,
+            model=self._model,
+            ready=coordinator.is_ready,
+            phase=coordinator.phase,
+            num_running=engine.num_running,
+            num_waiting=engine.num_waiting,
+            replicas=[] if replica is None else [_replica_state(replica)],
+            workers=[_worker_info(m, replica) for m in coordinator.membership.members],
+            failure=coordinator.failure,
+            uptime_seconds=coordinator.uptime_seconds,
+            max_model_len=engine.limits.max_model_len if engine.limits else 0,
+        )
+
+
+def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
+    engine, limits = replica.engine, replica.engine.limits
+    return mesh_pb2.ReplicaState(
+        replica=replica.number,
+        epoch=replica.epoch.to_proto(),
+        num_kv_blocks=engine.num_blocks,
+        num_kv_blocks_used=engine.num_blocks_used,
+        block_size=limits.block_size if limits else 0,
+        num_slots_used=engine.num_slots_used,
+        max_sequences=limits.max_sequences if limits else 0,
+        num_steps_in_flight=engine.num_steps_in_flight,
+        num_steps=replica.telemetry.totals[-1].num_steps,
+        stages=_stage_states(replica),
+    )
+
+
+def _stage_states(replica: Replica) -> list[mesh_pb2.StageState]:
+    workers: dict[int, list[str]] = {}
+    for assignment, member in zip(replica.assignments, replica.members, strict=False):
+        workers.setdefault(assignment.stage, []).append(member.identity.worker_id)
+    states = []
+    for assignment in replica.assignments:
+        if assignment.rank == 0:
+            state = _stage_sums(replica, assignment.stage)
+            state.first_layer, state.num_layers = assignment.first_layer, assignment.num_layers
+            state.worker_ids.extend(workers.get(assignment.stage, ()))
+            states.append(state)
+    return states
+
+
+def _stage_sums(replica: Replica, stage: int) -> mesh_pb2.StageState:
+    totals, loading = replica.telemetry.totals[stage], replica.telemetry.loading[stage]
+    return mesh_pb2.StageState(
+        stage=stage,
+        compute_seconds=totals.compute_seconds,
+        idle_seconds=totals.idle_seconds,
+        receive_seconds=totals.receive_seconds,
+        queue_seconds=totals.queue_seconds,
+        send_seconds=totals.send_seconds,
+        send_hidden_seconds=totals.send_hidden_seconds,
+        num_frames_sent=totals.num_frames_sent,
+        num_bytes_sent=totals.num_bytes_sent,
+        num_steps=totals.num_steps,
+        weights_bytes=loading.weights_bytes,
+        peak_rss_bytes=loading.peak_rss_bytes,
+        load_done_bytes=loading.done_bytes,
+        load_total_bytes=loading.total_bytes,
+    )
+
+
+def _worker_info(member: Member, replica: Replica | None) -> mesh_pb2.WorkerInfo:
+    identity = member.identity
+    hello = mesh_pb2.Hello(
+        protocol_version=identity.protocol_version,
+        build=identity.build,
+        worker_id=identity.worker_id,
+        node=identity.node,
+        address=identity.address,
+        device=mesh_pb2.Device(
+            kind=identity.device_kind,
+            name=identity.device_name,
+            memory_bytes=identity.memory_bytes,
+        ),
+        pid=identity.pid,
+    )
+    return mesh_pb2.WorkerInfo(hello=hello, state=_worker_state(member, replica))
+
+
+def _worker_state(member: Member, replica: Replica | None) -> stage_pb2.WorkerState:
+    """As this coordinator knows it; the worker itself answers `Stage.Status`."""
+    is_used = replica is not None and member in replica.members
+    if member.loaded is None:
+        is_loading = is_used and replica is not None and replica.phase is Phase.LOADING
+        return stage_pb2.WORKER_STATE_LOADING if is_loading else stage_pb2.WORKER_STATE_EMPTY
+    is_serving = is_used and replica is not None and replica.is_serving
+    return stage_pb2.WORKER_STATE_SERVING if is_serving else stage_pb2.WORKER_STATE_LOADED

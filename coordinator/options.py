@@ -1,0 +1,50 @@
+"""Owns what a coordinator process is told at its start; reads no environment, checks no model."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorOptions:
+    """Everything `run_coordinator` needs; counts, bytes and seconds as their names say.
+
+    `kv_memory_bytes` 0 lets each worker choose, `layers` None balances the split, `max_model_len`
+    None takes what the model and the KV cache hold.
+    """
+
+    model: str
+    grpc: str = "127.0.0.1:50050"
+    mesh: str = "127.0.0.1:50051"
+    pp: int = 1
+    layers: tuple[int, ...] | None = None
+    dtype: str = "float32"
+    block_size: int = 16
+    max_model_len: int | None = None
+    kv_memory_bytes: int = 0
+    max_sequences: int = 64
+    max_step_tokens: int = 512
+    # None: one step per stage, so that each stage has one to compute; more would only cut decode
+    # batches smaller, and a decode step costs nearly the same whatever its batch.
+    num_steps_in_flight: int | None = None
+    # Steps that stage 0 may hold undigested: one computing, one received behind it.
+    window: int = 2
+    max_waiting: int = 1024
+    max_workers: int = 1024
+    heartbeat_seconds: float = 1.0
+    heartbeat_timeout_seconds: float = 10.0
+    # The longest silence of a worker that loads or records a canary.
+    load_progress_seconds: float = 120.0
+    # The longest wait for a unary answer of a worker.
+    call_seconds: float = 30.0
+    # The longest wait for the next result while steps are in flight.
+    step_seconds: float = 120.0
+    # How long running requests may go on after a stop was asked for.
+    grace_seconds: float = 10.0
+    # Pause before a replica is formed again, doubled with each failure in a row.
+    backoff_seconds: float = 0.2
+    max_backoff_seconds: float = 5.0
+    exit_with_parent: bool = False
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Microbatches that travel through a replica at once."""
+        return self.pp if self.num_steps_in_flight is None else self.num_steps_in_flight

@@ -1,0 +1,105 @@
+"""Owns what one request's client has not read yet; it never makes the engine wait.
+
+A slow client's tokens are merged in place instead of queued as messages. What can pile up is
+bounded by what the request may generate at all, which admission has checked.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from coordinator.requests import Finish, Update
+from runtime.errors import StagemeshError
+from runtime.step import SampledToken
+
+# Log-probabilities in one update: keeps its message far below the 16 MiB that a peer accepts.
+MAX_LOGPROBS_PER_UPDATE = 1 << 18
+
+
+@dataclass(slots=True)
+class _Pending:
+    """The unread part of one prompt's output; the text belongs to the tokens as a whole."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: deque[SampledToken] = field(default_factory=deque)
+    finish: Finish | None = None
+    seed: int | None = None
+
+
+class OutputStream:
+    """The updates of one request, written by the engine and read by one door."""
+
+    def __init__(self, seeds: tuple[int, ...]) -> None:
+        """One prompt per seed, in the order of their indices."""
+        self._pending = [_Pending(seed=seed) for seed in seeds]
+        # Prompts with something to read, in the order in which it arrived.
+        self._unread: dict[int, None] = {}
+        self._num_open = len(seeds)
+        self._error: StagemeshError | None = None
+        self._changed = asyncio.Event()
+
+    def push(self, index: int, text: str, token: SampledToken) -> None:
+        """Adds one generated token of prompt `index` and the text that it made certain."""
+        pending = self._pending[index]
+        pending.tokens.append(token)
+        if text:
+            pending.text.append(text)
+        self._mark(index)
+
+    def finish(self, index: int, text: str, finish: Finish) -> None:
+        """Ends prompt `index`; `text` is what the detokenizer still held."""
+        pending = self._pending[index]
+        if text:
+            pending.text.append(text)
+        pending.finish = finish
+        self._num_open -= 1
+        self._mark(index)
+
+    def fail(self, error: StagemeshError) -> None:
+        """Ends the whole request: the reader gets `error` after what it has not read yet."""
+        self._error = self._error or error
+        self._changed.set()
+
+    def __aiter__(self) -> "OutputStream":
+        return self
+
+    async def __anext__(self) -> Update:
+        """The next update, the end, or the request's error."""
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            if self._num_open == 0:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        return self._take(next(iter(self._unread)))
+
+    def _mark(self, index: int) -> None:
+        self._unread[index] = None
+        self._changed.set()
+
+    def _take(self, index: int) -> Update:
+        """Removes one message's worth; what exceeds it goes to the back of the line."""
+        del self._unread[index]
+        pending = self._pending[index]
+        tokens = _take_tokens(pending.tokens)
+        complete = not pending.tokens
+        text = "".join(pending.text) if complete else ""
+        update = Update(index, text, tokens, pending.finish if complete else None, pending.seed)
+        pending.seed = None
+        if complete:
+            pending.text.clear()
+        else:
+            self._unread[index] = None
+        return update
+
+
+def _take_tokens(tokens: deque[SampledToken]) -> tuple[SampledToken, ...]:
+    taken: list[SampledToken] = []
+    num_logprobs = 0
+    while tokens:
+        num_logprobs += len(tokens[0].top_ids)
+        if taken and num_logprobs > MAX_LOGPROBS_PER_UPDATE:
+            break
+        taken.append(tokens.popleft())
+    return tuple(taken)

@@ -1,0 +1,98 @@
+"""Owns which worker runs which part of the model: pure functions of the model and the members.
+
+How layers are divided is the scheduler package's `placement`; this only says what things cost.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coordinator.assignment import Assignment
+from coordinator.membership import Member
+from coordinator.options import CoordinatorOptions
+from runtime.errors import InvalidRequestError, NeverFitsError
+from runtime.model_config import ModelConfig
+from runtime.model_store import BUNDLED_MODEL
+from scheduler import check_layers, make_plan, split_layers
+
+
+def head_cost_in_layers(config: ModelConfig) -> float:
+    """What the output head costs, in layers.
+
+    A decode step is bound by reading weights, so a part costs what it weighs: the head
+    vocab x hidden, a layer its attention and its three MLP matrices. The embedding is a lookup of
+    few rows and costs nothing.
+    """
+    hidden = config.hidden_size
+    attention = 2 * hidden * config.head_dim * (config.num_heads + config.num_kv_heads)
+    mlp = 3 * hidden * config.intermediate_size
+    return config.vocab_size * hidden / (attention + mlp)
+
+
+def plan_replica(
+    options: CoordinatorOptions, config: ModelConfig, fingerprint: str, replica: int
+) -> tuple[Assignment, ...]:
+    """What the workers of a replica load, by stage and rank.
+
+    Raises `LayerSplitError`, `TooManyStagesError` or `InvalidRequestError` for options that the
+    model does not allow.
+    """
+    _check_options(options, config)
+    head_cost = head_cost_in_layers(config)
+    layers = options.layers or split_layers(config.num_layers, options.pp, head_cost)
+    check_layers(layers, config.num_layers, options.pp)
+    return tuple(
+        Assignment(
+            replica=replica,
+            stage=stage.stage,
+            num_stages=options.pp,
+            rank=0,
+            tp_size=1,
+            first_layer=stage.first_layer,
+            num_layers=stage.num_layers,
+            model=_path_for_workers(options.model),
+            weights_fingerprint=fingerprint,
+            dtype=options.dtype,
+            block_size=options.block_size,
+            max_model_len=options.max_model_len or config.max_position_embeddings,
+            kv_memory_bytes=options.kv_memory_bytes,
+        )
+        for stage in make_plan(layers).stages
+    )
+
+
+def place(assignments: Sequence[Assignment], members: Sequence[Member]) -> tuple[Member, ...]:
+    """Who carries out which assignment, of at least as many members.
+
+    A worker keeps what it has loaded; the others get what is left in the order they joined.
+    """
+    loaded = {member.loaded.assignment: member for member in members if member.loaded is not None}
+    keeping = {a: loaded[a] for a in assignments if a in loaded}
+    kept = {member.identity.worker_id for member in keeping.values()}
+    free = iter([member for member in members if member.identity.worker_id not in kept])
+    return tuple(keeping.get(assignment) or next(free) for assignment in assignments)
+
+
+def served_len(assigned_len: int, is_asked_for: bool, num_kv_blocks: int, block_size: int) -> int:
+    """The longest sequence that is served: what the model and the KV cache both hold.
+
+    Raises `NeverFitsError` if the user asked for more than the cache holds.
+    """
+    num_kv_tokens = num_kv_blocks * block_size
+    if is_asked_for and assigned_len > num_kv_tokens:
+        raise NeverFitsError(
+            num_blocks_needed=-(-assigned_len // block_size), num_blocks=num_kv_blocks
+        )
+    return min(assigned_len, num_kv_tokens)
+
+
+def _check_options(options: CoordinatorOptions, config: ModelConfig) -> None:
+    asked, most = options.max_model_len, config.max_position_embeddings
+    if asked is not None and not 2 <= asked <= most:
+        problem = f"is {asked}; this model takes 2 to {most} tokens"
+        raise InvalidRequestError(field="max_model_len", problem=problem)
+
+
+def _path_for_workers(model: str) -> str:
+    """A path of this machine means the same in a worker's own working directory."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if model != BUNDLED_MODEL and path.exists() else model

@@ -1,0 +1,235 @@
+"""Owns the life of one replica: workers, weights, epoch, canary, serving; and over again.
+
+It decides when an epoch begins and that it is over. What runs in it is the engine's, what the
+workers are asked is `stages.py`'s.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+
+from coordinator.assignment import Assignment
+from coordinator.canary import CanaryReference
+from coordinator.canary_run import check_route, find_reference
+from coordinator.engine import Engine
+from coordinator.epoch import open_streams
+from coordinator.formation import Ranks, by_stage, load_parts, make_limits, open_epoch
+from coordinator.membership import Member, Membership
+from coordinator.options import CoordinatorOptions
+from coordinator.phases import NEXT_PHASES, Phase
+from coordinator.plan import place
+from coordinator.served_model import ServedModel
+from coordinator.stages import EpochId, EpochPlan, StageLink
+from coordinator.telemetry import ReplicaTelemetry
+from runtime.errors import (
+    BadRequestError,
+    BrokenModelError,
+    NotEnoughMemoryError,
+    NotReadyError,
+    RefusedWorkerError,
+    StagemeshError,
+    WorkerDiedError,
+    find_error,
+)
+from runtime.logs import get_logger
+from runtime.version import BUILD
+from scheduler import SchedulerLimits
+
+# Before it serves, these say that the next try would end the same way.
+_BEYOND_REPAIR = (BadRequestError, BrokenModelError, NotEnoughMemoryError, RefusedWorkerError)
+
+# Tries in a row that failed in the very same words: the next one would too.
+_MAX_EQUAL_FAILURES = 5
+
+_log = get_logger()
+
+
+class Replica:
+    """One pipeline over as many workers as its plan has assignments."""
+
+    def __init__(
+        self,
+        number: int,
+        coordinator_id: str,
+        model: ServedModel,
+        assignments: tuple[Assignment, ...],
+        options: CoordinatorOptions,
+        membership: Membership,
+        engine: Engine,
+        telemetry: ReplicaTelemetry,
+        changed: asyncio.Event,
+    ) -> None:
+        """`assignments` are in the order of stages, and of ranks within a stage.
+
+        `changed` is set with every change of the phase.
+        """
+        self.number = number
+        self.assignments = assignments
+        self.engine = engine
+        self.telemetry = telemetry
+        self.phase = Phase.WAITING
+        self.failure = ""
+        self.last_cause = ""
+        self.epoch = EpochId(coordinator_id, 0)
+        self.members: tuple[Member, ...] = ()
+        self._changed = changed
+        self._model = model
+        self._options = options
+        self._canary_progress = ""
+        self._num_failures = 0
+        self._num_equal_failures = 0
+        self._membership = membership
+        self._log = _log.bind(replica=number)
+
+    @property
+    def is_serving(self) -> bool:
+        """An epoch runs whose canary was right."""
+        return self.phase is Phase.SERVING
+
+    def describe(self) -> str:
+        """What it is doing or waiting for, for people."""
+        text = self.phase.value
+        if self.is_serving:
+            return text
+        if self.phase is Phase.WAITING:
+            text += f": {len(self._membership.members)} of {len(self.assignments)}"
+        if self.phase is Phase.LOADING:
+            text += self._canary_progress
+        return f"{text} (after: {self.last_cause})" if self.last_cause else text
+
+    async def run(self) -> None:
+        """Forms the replica, again after each end; returns only once it is beyond repair."""
+        while True:
+            members = await self._membership.wait_for(len(self.assignments))
+            cause: StagemeshError | None = None
+            self._enter(Phase.LOADING)
+            try:
+                await self._run_epoch(place(self.assignments, members))
+            except* StagemeshError as errors:
+                cause = find_error(errors)
+            assert cause is not None, "an epoch ends with an error only"
+            self._count_failure(cause)
+            if self._is_beyond_repair(cause):
+                self._give_up(cause)
+                return
+            self._enter(Phase.ENDED)
+            self._log.warning("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
+            self.engine.end_epoch(cause)
+            self.members = ()
+            await asyncio.sleep(self._backoff_seconds())
+            self._enter(Phase.WAITING)
+
+    async def _run_epoch(self, members: tuple[Member, ...]) -> None:
+        """Never returns: one try from loading to serving, over when anything in it fails."""
+        options = self._options
+        self.members = members
+        async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+            for member in members:
+                tasks.create_task(member.watch())
+            links = [
+                await stack.enter_async_context(
+                    StageLink.connect(member, options.call_seconds, options.load_progress_seconds)
+                )
+                for member in members
+            ]
+            limits, reference = await self._load(links)
+            await self._serve(by_stage(links, self.assignments), limits, reference)
+
+    async def _load(self, links: Sequence[StageLink]) -> tuple[SchedulerLimits, CanaryReference]:
+        """Weights onto the workers, and what the whole model says to the canary prompt."""
+        self._canary_progress = ""
+        reports = await load_parts(links, self.assignments, self.telemetry)
+        limits = make_limits(self._options, self.assignments, reports)
+        reference = await find_reference(
+            links[0],
+            self.assignments[0],
+            self._model.config.vocab_size,
+            limits.max_model_len,
+            self._note_canary,
+        )
+        return limits, reference
+
+    def _note_canary(self, done_layers: int, num_layers: int) -> None:
+        self._canary_progress = f", canary prompt at layer {done_layers} of {num_layers}"
+
+    async def _serve(
+        self, stages: tuple[Ranks, ...], limits: SchedulerLimits, reference: CanaryReference
+    ) -> None:
+        """Never returns: a new epoch on loaded workers, the canary first, then the requests."""
+        options, engine = self._options, self.engine
+        self._enter(Phase.OPENING)
+        self.epoch = replace(self.epoch, counter=self.epoch.counter + 1)
+        self.telemetry.start_epoch()
+        plan = EpochPlan(
+            epoch=self.epoch,
+            replica=self.number,
+            num_kv_blocks=limits.num_blocks,
+            max_sequences=limits.max_sequences,
+            max_step_tokens=limits.max_step_tokens,
+            window=options.window,
+        )
+        await open_epoch(stages, plan)
+        async with open_streams(
+            plan,
+            stages,
+            options.call_seconds,
+            engine.wake,
+            self.telemetry.record,
+            self._model.config.vocab_size,
+        ) as streams:
+            self._enter(Phase.CANARY)
+            make_loop = partial(engine.make_loop, streams)
+            await check_route(make_loop, limits, reference, options.dtype)
+            self._enter(Phase.SERVING)
+            self._log_start(limits)
+            await engine.serve(streams, limits)
+
+    def _count_failure(self, cause: StagemeshError) -> None:
+        is_same = str(cause) == self.last_cause
+        self.last_cause = str(cause)
+        self._num_failures = 0 if self.is_serving else self._num_failures + 1
+        self._num_equal_failures = self._num_equal_failures + 1 if is_same else 1
+
+    def _is_beyond_repair(self, cause: StagemeshError) -> bool:
+        if self.is_serving:
+            return False
+        is_repeated = min(self._num_failures, self._num_equal_failures) >= _MAX_EQUAL_FAILURES
+        if is_repeated and not isinstance(cause, WorkerDiedError):
+            return True
+        return isinstance(cause, _BEYOND_REPAIR)
+
+    def _give_up(self, cause: StagemeshError) -> None:
+        self.failure = str(cause)
+        self._enter(Phase.FAILED)
+        self._log.error("replica_failed", cause=self.failure)
+        error = NotReadyError(phase=f"failed: {self.failure}")
+        self.engine.refuse(error)
+        self.engine.fail_all(error)
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in NEXT_PHASES[self.phase], f"{self.phase} cannot become {phase}"
+        self.phase = phase
+        self._log.info("replica_phase", phase=phase.name.lower())
+        self._changed.set()
+
+    def _backoff_seconds(self) -> float:
+        """Doubled with each try in a row that did not come to serve."""
+        options = self._options
+        return min(options.backoff_seconds * 2.0**self._num_failures, options.max_backoff_seconds)
+
+    def _log_start(self, limits: SchedulerLimits) -> None:
+        num_kv_tokens = limits.num_blocks * limits.block_size
+        self._log.info(
+            "replica_serving",
+            build=BUILD,
+            epoch=self.epoch.counter,
+            model=self._model.name,
+            layers=[assignment.num_layers for assignment in self.assignments],
+            workers=[member.name for member in self.members],
+            max_model_len=limits.max_model_len,
+            num_kv_tokens=num_kv_tokens,
+            # How many sequences of the longest kind run at the same time.
+            max_concurrency=min(limits.max_sequences, num_kv_tokens // limits.max_model_len),
+        )

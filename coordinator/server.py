@@ -1,0 +1,111 @@
+"""Owns the coordinator process: its two listeners, its health, its start and its end.
+
+The door (clients and operators) and the mesh (workers) listen apart, so that each can be reached
+by those whom it is for.
+"""
+
+import asyncio
+from contextlib import suppress
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from coordinator.coordinator import Coordinator
+from coordinator.mesh_service import MeshService
+from coordinator.operations import OperationsService
+from coordinator.options import CoordinatorOptions
+from coordinator.service import InferenceService
+from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
+from runtime import process, rpc
+from runtime.logs import get_logger
+from runtime.version import BUILD
+
+__all__ = ["CoordinatorOptions", "run_coordinator", "serve_coordinator"]
+
+# The service whose health says whether requests are served; the empty name says: alive.
+INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+OPERATIONS_SERVICE = mesh_pb2.DESCRIPTOR.services_by_name["Operations"].full_name
+
+# Calls have been ended by then; this is for what is on its way to the socket.
+_CLOSE_SECONDS = 2.0
+
+_log = get_logger()
+
+
+def run_coordinator(options: CoordinatorOptions) -> None:
+    """Serves until SIGINT, SIGTERM or, if so told, the parent's end.
+
+    Raises `PortTakenError` at once; what is wrong with the model is told by `GetState`, because
+    whoever waits for this coordinator asks there.
+    """
+    process.run(
+        lambda stop: serve_coordinator(options, stop), exit_with_parent=options.exit_with_parent
+    )
+
+
+async def serve_coordinator(
+    options: CoordinatorOptions,
+    stop: asyncio.Event,
+    started: "asyncio.Future[tuple[str, str]] | None" = None,
+) -> None:
+    """Serves until `stop` is set; `started` gets the door's and the mesh's bound addresses."""
+    coordinator = Coordinator(options)
+    mesh_service = MeshService(
+        coordinator.membership,
+        coordinator.coordinator_id,
+        options.heartbeat_seconds,
+        options.heartbeat_timeout_seconds,
+    )
+    health_servicer = health.aio.HealthServicer()
+    door = _make_door(coordinator, health_servicer)
+    mesh = rpc.make_server()
+    mesh_pb2_grpc.add_MeshServicer_to_server(mesh_service, mesh)
+    try:
+        addresses = await rpc.bind(door, options.grpc), await rpc.bind(mesh, options.mesh)
+        await door.start()
+        await mesh.start()
+        _log.info("coordinator_listening", build=BUILD, grpc=addresses[0], mesh=addresses[1])
+        if started is not None:
+            started.set_result(addresses)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(coordinator.run())
+            health_task = tasks.create_task(_publish_health(coordinator, health_servicer))
+            await stop.wait()
+            health_task.cancel()
+            with suppress(TimeoutError):  # a watcher that does not read holds it up
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await health_servicer.enter_graceful_shutdown()
+            await coordinator.drain()
+            await door.stop(_CLOSE_SECONDS)
+            running.cancel()
+    finally:
+        mesh_service.close()
+        await door.stop(0)
+        await mesh.stop(_CLOSE_SECONDS)
+        _log.info("coordinator_stopped")
+
+
+def _make_door(
+    coordinator: Coordinator, health_servicer: health.aio.HealthServicer
+) -> grpc.aio.Server:
+    door = rpc.make_server()
+    inference_pb2_grpc.add_InferenceServicer_to_server(
+        InferenceService(coordinator.admission), door
+    )
+    mesh_pb2_grpc.add_OperationsServicer_to_server(OperationsService(coordinator), door)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, door)
+    names = (INFERENCE_SERVICE, OPERATIONS_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, door)
+    return door
+
+
+async def _publish_health(coordinator: Coordinator, servicer: health.aio.HealthServicer) -> None:
+    """Never returns: keeps the health of the inference service at what the replica is."""
+    statuses = health_pb2.HealthCheckResponse
+    await servicer.set("", statuses.SERVING)
+    while True:
+        coordinator.changed.clear()
+        status = statuses.SERVING if coordinator.is_ready else statuses.NOT_SERVING
+        await servicer.set(INFERENCE_SERVICE, status)
+        await coordinator.changed.wait()

@@ -1,0 +1,122 @@
+"""Owns the gRPC door's Infer call: protobuf in and out, the client's deadline, nothing else."""
+
+import asyncio
+import uuid
+
+import grpc
+import grpc.aio
+
+from coordinator.admission import Admission
+from coordinator.requests import (
+    ChatPrompt,
+    Finish,
+    GenerationRequest,
+    Prompt,
+    SamplingOptions,
+    TextPrompt,
+    TokenPrompt,
+    Update,
+)
+from coordinator.tokenizer import ChatMessage
+from protos import inference_pb2, inference_pb2_grpc
+from runtime.errors import DeadlineExceededError
+from runtime.step import SampledToken
+from scheduler import FinishReason
+
+_REASONS = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+_Context = grpc.aio.ServicerContext[inference_pb2.InferRequest, inference_pb2.InferResponse]
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Streams what was generated; a client that leaves or runs out of time is released at once."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    # Writes its responses, where the generated type yields them: a deadline cannot span a yield.
+    async def Infer(  # type: ignore[override]
+        self, request: inference_pb2.InferRequest, context: _Context
+    ) -> None:
+        """Generates for every prompt; updates of different prompts interleave."""
+        request_id = request.request_id or uuid.uuid4().hex
+        timeout = asyncio.timeout(context.time_remaining())
+        try:
+            async with timeout:
+                await self._stream(_from_proto(request, request_id), context)
+        except TimeoutError:
+            if timeout.expired():
+                raise DeadlineExceededError from None
+            raise
+
+    async def _stream(self, request: GenerationRequest, context: _Context) -> None:
+        async with self._admission.generate(request) as output:
+            async for update in output:
+                await context.write(_to_proto(update, request.request_id))
+
+
+def _from_proto(message: inference_pb2.InferRequest, request_id: str) -> GenerationRequest:
+    sampling = message.sampling
+    return GenerationRequest(
+        request_id=request_id,
+        model=message.model,
+        prompts=tuple(_prompt_from_proto(prompt) for prompt in message.prompts),
+        sampling=SamplingOptions(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+            min_p=sampling.min_p,
+            seed=sampling.seed if sampling.HasField("seed") else None,
+            num_logprobs=sampling.num_logprobs,
+        ),
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        ignore_eos=message.ignore_eos,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def _prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
+    match message.WhichOneof("input"):
+        case "text":
+            return TextPrompt(message.text)
+        case "chat":
+            messages = message.chat.messages
+            return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in messages))
+        case "token_ids":
+            return TokenPrompt(tuple(message.token_ids.ids))
+        case _:
+            return None
+
+
+def _to_proto(update: Update, request_id: str) -> inference_pb2.InferResponse:
+    response = inference_pb2.InferResponse(
+        request_id=request_id,
+        index=update.index,
+        text=update.text,
+        tokens=[_token_to_proto(token) for token in update.tokens],
+        seed=update.seed,
+    )
+    if update.finish is not None:
+        _add_finish(response, update.finish)
+    return response
+
+
+def _token_to_proto(token: SampledToken) -> inference_pb2.Token:
+    top = zip(token.top_ids, token.top_logprobs, strict=True)
+    return inference_pb2.Token(
+        id=token.token_id,
+        logprob=token.logprob,
+        top_logprobs=[inference_pb2.TokenLogprob(id=i, logprob=p) for i, p in top],
+    )
+
+
+def _add_finish(response: inference_pb2.InferResponse, finish: Finish) -> None:
+    response.finish_reason = _REASONS[finish.reason]
+    response.usage.prompt_tokens = finish.usage.prompt_tokens
+    response.usage.completion_tokens = finish.usage.completion_tokens
+    response.timings.queue_seconds = finish.timings.queue_seconds
+    response.timings.first_token_seconds = finish.timings.first_token_seconds
+    response.timings.total_seconds = finish.timings.total_seconds

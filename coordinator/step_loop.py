@@ -1,0 +1,101 @@
+"""Owns the beat of a replica: results in, decisions by the scheduler, steps out; woken by events.
+
+It knows neither clients nor workers, so that the canary and the requests run through the same loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from coordinator.epoch import EpochStreams
+from runtime.errors import EpochEndedError
+from runtime.step import Step
+from scheduler import Scheduler, TokenEvent
+
+Clock = Callable[[], float]
+
+
+class StepListener(Protocol):
+    """Whoever wants to know what the loop does; it is called in the loop and must not wait."""
+
+    def on_step(self, step: Step, now: float) -> None:
+        """`step` is about to be sent."""
+
+    def on_token(self, event: TokenEvent, now: float) -> None:
+        """A sequence has one more token."""
+
+
+class StepLoop:
+    """Drives one scheduler over the streams of one epoch."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        streams: EpochStreams,
+        wake: asyncio.Event,
+        listener: StepListener,
+        step_seconds: float,
+        clock: Clock,
+    ) -> None:
+        """`wake` is set by the streams and by whoever changes the scheduler's work."""
+        self._scheduler = scheduler
+        self._streams = streams
+        self._wake = wake
+        self._listener = listener
+        self._step_seconds = step_seconds
+        self._clock = clock
+        # The canary's steps came first: the scheduler counts from 0, the epoch goes on.
+        self._first_step = streams.num_sent
+        self._last_progress = clock()
+
+    async def run(self) -> None:
+        """Never returns; raises `EpochEndedError` when results stay out."""
+        while True:
+            await self._turn()
+            await self._wait()
+
+    async def run_until_idle(self) -> None:
+        """Returns when the scheduler has no work and every step has come back."""
+        await self._turn()
+        while self._scheduler.has_work or self._scheduler.num_steps_in_flight:
+            await self._wait()
+            await self._turn()
+
+    async def _turn(self) -> None:
+        self._wake.clear()
+        self._apply_results()
+        await self._send_steps()
+
+    def _apply_results(self) -> None:
+        for result in self._streams.take_results():
+            now = self._last_progress = self._clock()
+            number = result.step - self._first_step
+            for event in self._scheduler.update(number, result.sampled, now):
+                self._listener.on_token(event, now)
+
+    async def _send_steps(self) -> None:
+        while self._streams.can_send:
+            now = self._clock()
+            step = self._scheduler.schedule(now)
+            if step is None:
+                return
+            if self._scheduler.num_steps_in_flight == 1:
+                self._last_progress = now
+            self._listener.on_step(step, now)
+            await self._streams.send(self._renumber(step))
+
+    async def _wait(self) -> None:
+        if not self._scheduler.num_steps_in_flight:
+            await self._wake.wait()
+            return
+        left = self._last_progress + self._step_seconds - self._clock()
+        try:
+            async with asyncio.timeout(max(left, 0.0)):
+                await self._wake.wait()
+        except TimeoutError:
+            detail = f"no result within {self._step_seconds:g} s"
+            raise EpochEndedError(cause="step_timeout", detail=detail) from None
+
+    def _renumber(self, step: Step) -> Step:
+        return replace(step, number=step.number + self._first_step)

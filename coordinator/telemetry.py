@@ -1,0 +1,116 @@
+"""Owns what the stages report about their steps: sums for people, counters for Prometheus.
+
+It measures nothing itself; every figure comes from a rank 0 with its step's result.
+"""
+
+from dataclasses import dataclass, field
+
+from coordinator.assignment import LoadReport
+from coordinator.requests import Finish
+from runtime.metrics import CoordinatorMetrics
+from runtime.step import SendTiming, StageTiming
+
+
+@dataclass(slots=True)
+class StageTotals:
+    """Sums over an epoch for one stage; the sends are those of the hop that leaves it."""
+
+    compute_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    receive_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    send_seconds: float = 0.0
+    send_hidden_seconds: float = 0.0
+    num_frames_sent: int = 0
+    num_bytes_sent: int = 0
+    num_steps: int = 0
+    last_send: int = -1
+
+    def add(self, timing: StageTiming) -> None:
+        """One step's record, without its send."""
+        self.compute_seconds += timing.compute_seconds
+        self.idle_seconds += timing.idle_seconds
+        self.receive_seconds += timing.receive_seconds
+        self.queue_seconds += timing.queue_seconds
+        self.num_steps += 1
+
+    def add_send(self, send: SendTiming) -> None:
+        """One finished send."""
+        self.send_seconds += send.seconds
+        self.send_hidden_seconds += send.hidden_seconds
+        self.num_frames_sent += send.num_frames
+        self.num_bytes_sent += send.num_bytes
+        self.last_send = send.step
+
+
+@dataclass(slots=True)
+class LoadProgress:
+    """How far a stage's loading is, and what it holds when it is done."""
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+    weights_bytes: int = 0
+    peak_rss_bytes: int = 0
+
+    def update(self, done_bytes: int, total_bytes: int) -> None:
+        """A worker got so far."""
+        self.done_bytes, self.total_bytes = done_bytes, total_bytes
+
+    def finish(self, report: LoadReport) -> None:
+        """A worker holds its part, newly loaded or from before."""
+        self.update(report.weights_bytes, report.weights_bytes)
+        self.weights_bytes, self.peak_rss_bytes = report.weights_bytes, report.peak_rss_bytes
+
+
+@dataclass(slots=True)
+class ReplicaTelemetry:
+    """The figures of one replica: loading per stage, and the sums of the running epoch."""
+
+    replica: int
+    num_stages: int
+    metrics: CoordinatorMetrics
+    totals: list[StageTotals] = field(default_factory=list)
+    loading: list[LoadProgress] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start_loading()
+        self.totals = [StageTotals() for _ in range(self.num_stages)]
+
+    def start_loading(self) -> None:
+        """Forgets how far the stages were."""
+        self.loading = [LoadProgress() for _ in range(self.num_stages)]
+
+    def start_epoch(self) -> None:
+        """Sums start from zero."""
+        self.metrics.epochs.labels(str(self.replica)).inc()
+        self.totals = [StageTotals() for _ in range(self.num_stages)]
+
+    def record(self, stage: int, timing: StageTiming) -> None:
+        """Takes in one step of `stage`; a send that was told before is not counted again."""
+        totals = self.totals[stage]
+        totals.add(timing)
+        metrics = self.metrics
+        labels = (str(self.replica), str(stage))
+        if stage == self.num_stages - 1:
+            metrics.steps.labels(str(self.replica)).inc()
+        metrics.stage_compute_seconds.labels(*labels).inc(timing.compute_seconds)
+        metrics.stage_idle_seconds.labels(*labels).inc(timing.idle_seconds)
+        metrics.stage_receive_seconds.labels(*labels).inc(timing.receive_seconds)
+        metrics.stage_queue_seconds.labels(*labels).inc(timing.queue_seconds)
+        send = timing.send
+        if send is not None and send.step > totals.last_send:
+            totals.add_send(send)
+            metrics.stage_send_seconds.labels(*labels).inc(send.seconds)
+            metrics.stage_send_hidden_seconds.labels(*labels).inc(send.hidden_seconds)
+            metrics.stage_sent_frames.labels(*labels).inc(send.num_frames)
+            metrics.stage_sent_bytes.labels(*labels).inc(send.num_bytes)
+
+
+def observe_finish(metrics: CoordinatorMetrics, finish: Finish) -> None:
+    """One prompt came to its own end."""
+    metrics.requests.labels(finish.reason.value).inc()
+    timings, num_tokens = finish.timings, finish.usage.completion_tokens
+    metrics.time_to_first_token.observe(timings.first_token_seconds)
+    if num_tokens > 1:
+        decode_seconds = timings.total_seconds - timings.first_token_seconds
+        metrics.time_per_output_token.observe(decode_seconds / (num_tokens - 1))

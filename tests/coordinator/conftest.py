@@ -1,0 +1,20 @@
+"""A toy model's folder and an own cache for every test."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.coordinator.toy_model import make_toy_model
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that coordinators can serve."""
+    return make_toy_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where canary references are kept during one test."""
+    monkeypatch.setenv("STAGEMESH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

@@ -1,0 +1,204 @@
+"""A Stage service without a model: a real gRPC server whose answers follow `toy_model`.
+
+It forwards headers from stage to stage, keeps slots and blocks as a real stage would, and can be
+told to hold, to fail, to lie or to refuse. `fake_worker.py` makes it a member of a mesh.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from protos import stage_pb2, stage_pb2_grpc
+from runtime import rpc
+from runtime.errors import CheckpointError, EpochEndedError
+from runtime.step import SampledToken, StageTiming, Step, StepResult
+from runtime.step_codec import header_to_step, result_to_proto
+from tests.coordinator.toy_model import toy_top
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """What a fake stage does besides its duty; tests change it while it runs."""
+
+    refuse_load: bool = False
+    skew_logprobs: float = 0.0
+    num_kv_blocks: int = 64
+    # Applied to the next result that carries tokens, once.
+    corrupt: Callable[[stage_pb2.StepResult], None] | None = None
+    # The step before which to end the epoch with a failure, once.
+    fail_at_step: int | None = None
+    # Steps are taken only while this is set.
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Slots:
+    """The stage's state: the tokens and blocks of every open slot."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.blocks: dict[int, list[int]] = {}
+        self.num_logprobs: dict[int, int] = {}
+
+    def apply(self, step: Step) -> list[int]:
+        """Takes a step in as a stage must; returns the slots that sample."""
+        for slot in step.released_slots:
+            del self.tokens[slot], self.blocks[slot], self.num_logprobs[slot]
+        for opening in step.opened_slots:
+            assert opening.slot not in self.tokens, f"slot {opening.slot} is open"
+            self.tokens[opening.slot], self.blocks[opening.slot] = [], []
+            self.num_logprobs[opening.slot] = opening.sampling.num_logprobs
+        for chunk in step.chunks:
+            tokens = self.tokens[chunk.slot]
+            assert chunk.position == len(tokens), f"slot {chunk.slot}: gap at {chunk.position}"
+            tokens.extend(chunk.token_ids)
+            self.blocks[chunk.slot].extend(chunk.new_block_ids)
+        held = [block for blocks in self.blocks.values() for block in blocks]
+        assert len(held) == len(set(held)), "a block is held twice"
+        return [chunk.slot for chunk in step.chunks if chunk.sample]
+
+
+class FakeStage(stage_pb2_grpc.StageServicer):
+    """One worker's Stage service."""
+
+    def __init__(self, worker_id: str, behaviour: Behaviour) -> None:
+        self.worker_id = worker_id
+        self.behaviour = behaviour
+        self.slots = Slots()
+        self.num_loads = 0
+        self.num_canaries = 0
+        self.assignment = stage_pb2.Assignment()
+        self.epoch = stage_pb2.EpochId()
+        self._opening = stage_pb2.OpenEpochRequest()
+        self._results: asyncio.Queue[stage_pb2.StepResult] = asyncio.Queue(1024)
+
+    async def Load(  # type: ignore[override]  # noqa: N802
+        self, request: stage_pb2.LoadRequest, context: Any
+    ) -> None:
+        if self.behaviour.refuse_load:
+            raise CheckpointError(folder="/models/toy", problem="model.norm.weight is missing")
+        self.num_loads += 1
+        self.assignment = request.assignment
+        await context.write(stage_pb2.LoadProgress(done_bytes=50, total_bytes=100))
+        report = stage_pb2.LoadReport(
+            num_kv_blocks=self.behaviour.num_kv_blocks,
+            weights_bytes=100,
+            weights_fingerprint=request.assignment.weights_fingerprint,
+        )
+        await context.write(stage_pb2.LoadProgress(done_bytes=100, total_bytes=100, report=report))
+
+    async def RecordCanary(  # type: ignore[override]  # noqa: N802
+        self, request: stage_pb2.RecordCanaryRequest, context: Any
+    ) -> None:
+        self.num_canaries += 1
+        ids, logprobs = toy_top(request.token_ids, request.num_logprobs)
+        await context.write(
+            stage_pb2.RecordCanaryProgress(
+                done_layers=4, num_layers=4, top_ids=ids, top_logprobs=logprobs
+            )
+        )
+
+    async def OpenEpoch(  # noqa: N802
+        self, request: stage_pb2.OpenEpochRequest, context: Any
+    ) -> stage_pb2.OpenEpochResponse:
+        self.slots = Slots()
+        self.epoch, self._opening = request.epoch, request
+        self._results = asyncio.Queue(1024)
+        return stage_pb2.OpenEpochResponse()
+
+    async def Forward(  # type: ignore[override]  # noqa: N802
+        self, _: Any, context: Any
+    ) -> None:
+        """Steps in strict order; whatever ends the stream ends the epoch."""
+        results = self._results
+        async with _next_stage(self._opening) as following:
+            expected = 0
+            while isinstance(frame := await context.read(), stage_pb2.Frame):
+                assert frame.step == expected, f"step {frame.step} instead of {expected}"
+                await self.behaviour.running.wait()
+                await context.write(stage_pb2.Credit(step=frame.step))
+                self._fail_if_told(expected, results)
+                results.put_nowait(self._run(header_to_step(frame.header)))
+                if following is not None:
+                    await following.write(frame)
+                expected += 1
+
+    async def Results(  # type: ignore[override]  # noqa: N802
+        self, request: stage_pb2.ResultsRequest, context: Any
+    ) -> None:
+        assert request.epoch == self.epoch
+        results = self._results
+        while True:
+            result = await results.get()
+            await context.write(result)
+            if result.HasField("failure"):
+                return
+
+    async def Status(  # noqa: N802
+        self, request: stage_pb2.StatusRequest, context: Any
+    ) -> stage_pb2.StatusResponse:
+        state = stage_pb2.WORKER_STATE_LOADED if self.num_loads else stage_pb2.WORKER_STATE_EMPTY
+        return stage_pb2.StatusResponse(
+            worker_id=self.worker_id,
+            state=state,
+            assignment=self.assignment,
+            num_kv_blocks=self.behaviour.num_kv_blocks,
+            weights_bytes=100,
+        )
+
+    async def Unload(  # noqa: N802
+        self, request: stage_pb2.UnloadRequest, context: Any
+    ) -> stage_pb2.UnloadResponse:
+        return stage_pb2.UnloadResponse()
+
+    def _fail_if_told(self, step: int, results: asyncio.Queue[stage_pb2.StepResult]) -> None:
+        if self.behaviour.fail_at_step is None or step < self.behaviour.fail_at_step:
+            return
+        self.behaviour.fail_at_step = None
+        failure = stage_pb2.StageFailure(code="position", message="told to fail", step=step)
+        results.put_nowait(stage_pb2.StepResult(step=step, failure=failure))
+        raise EpochEndedError(cause="position", detail="told to fail")
+
+    def _run(self, step: Step) -> stage_pb2.StepResult:
+        sampling = self.slots.apply(step)
+        is_last = self._opening.stage == self.assignment.num_stages - 1
+        sampled = tuple(self._sample(slot) for slot in sampling) if is_last else ()
+        timing = StageTiming(0.1, 0.2, 0.3, 0.4)
+        result = result_to_proto(StepResult(step.number, sampled, timing))
+        if sampled and self.behaviour.corrupt is not None:
+            self.behaviour.corrupt(result)
+            self.behaviour.corrupt = None
+        return result
+
+    def _sample(self, slot: int) -> SampledToken:
+        num_logprobs = self.slots.num_logprobs[slot]
+        ids, logprobs = toy_top(self.slots.tokens[slot], max(1, num_logprobs))
+        skewed = tuple(value + self.behaviour.skew_logprobs for value in logprobs[:num_logprobs])
+        return SampledToken(slot, ids[0], logprobs[0], tuple(ids[:num_logprobs]), skewed)
+
+
+@asynccontextmanager
+async def _next_stage(opening: stage_pb2.OpenEpochRequest) -> AsyncIterator[Any]:
+    """A stream to rank 0 of the next stage, whose credits are read and forgotten."""
+    if not opening.next:
+        yield None
+        return
+    async with rpc.dial(opening.next[0].address) as channel:
+        call = stage_pb2_grpc.StageStub(channel).Forward()
+        reader = asyncio.create_task(_drain(call))
+        try:
+            yield call
+        finally:
+            reader.cancel()
+            call.cancel()
+
+
+async def _drain(call: Any) -> None:
+    try:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError:
+        pass

@@ -1,0 +1,131 @@
+"""Join streams: who is let in, and how the end of one is noticed."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from coordinator.membership import Membership
+from coordinator.mesh_service import MeshService
+from protos import mesh_pb2, mesh_pb2_grpc
+from runtime import rpc
+from runtime.version import PROTOCOL_VERSION
+from tests.coordinator.fake_worker import FakeWorker, fake_worker
+
+
+@asynccontextmanager
+async def mesh_server(
+    membership: Membership, heartbeat_seconds: float = 0.02, timeout_seconds: float = 10.0
+) -> AsyncIterator[tuple[str, MeshService]]:
+    """A mesh listener, which is closed at the end."""
+    server = rpc.make_server()
+    service = MeshService(membership, "c1", heartbeat_seconds, timeout_seconds)
+    mesh_pb2_grpc.add_MeshServicer_to_server(service, server)
+    address = await rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        yield address, service
+    finally:
+        service.close()
+        await server.stop(1.0)
+
+
+@asynccontextmanager
+async def workers(*worker_ids: str) -> AsyncIterator[list[FakeWorker]]:
+    """Fake workers that have not joined."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(fake_worker(name)) for name in worker_ids]
+
+
+async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        message = await worker.join_mesh(address)
+        assert message.welcome.coordinator_id == "c1"
+        assert message.welcome.heartbeat_seconds == pytest.approx(0.02)
+        assert (await membership.wait_for(1))[0].identity.worker_id == "a"
+        assert worker.join is not None
+        second = await worker.join.read()
+        assert isinstance(second, mesh_pb2.CoordinatorMessage)
+        assert second.HasField("heartbeat")
+
+
+async def test_join_other_protocol_version_is_refused_naming_both() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        message = await worker.join_mesh(address, protocol_version=PROTOCOL_VERSION + 1)
+        assert str(PROTOCOL_VERSION) in message.refusal.reason
+        assert str(PROTOCOL_VERSION + 1) in message.refusal.reason
+        assert membership.members == ()
+
+
+async def test_join_worker_id_of_another_address_is_refused() -> None:
+    async with mesh_server(Membership(4)) as (address, _), workers("a", "a") as [first, second]:
+        await first.join_mesh(address)
+        message = await second.join_mesh(address)
+        assert "in the mesh already" in message.refusal.reason
+        assert first.address in message.refusal.reason
+
+
+async def test_join_address_of_another_node_is_refused() -> None:
+    async with mesh_server(Membership(4)) as (address, _), workers("a", "b") as [first, second]:
+        await first.join_mesh(address)
+        message = await second.join_mesh(address, node="elsewhere", address=first.address)
+        assert "node here" in message.refusal.reason
+
+
+async def test_join_again_before_the_end_was_noticed_replaces_the_former() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        await first.join_mesh(address)
+        (former,) = membership.members
+        await second.join_mesh(address, address=first.address)
+        assert former.gone_reason == "it joined anew"
+        assert [member.identity.worker_id for member in membership.members] == ["b"]
+
+
+async def test_join_mesh_full_is_refused() -> None:
+    async with mesh_server(Membership(1)) as (address, _), workers("a", "b") as [first, second]:
+        await first.join_mesh(address)
+        assert "its 1 workers" in (await second.join_mesh(address)).refusal.reason
+
+
+async def test_join_stream_breaks_worker_is_gone_with_a_reason() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        (member,) = membership.members
+        await worker.kill()
+        await member.gone.wait()
+        assert member.gone_reason == "its Join stream ended"
+        assert membership.members == ()
+
+
+async def test_join_worker_falls_silent_is_gone_after_the_timeout() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership, timeout_seconds=0.1) as (address, _), workers("a") as [w]:
+        await w.join_mesh(address)
+        (member,) = membership.members
+        await member.gone.wait()
+        assert member.gone_reason == "no heartbeat within 0.1 s"
+
+
+async def test_join_heartbeats_keep_a_worker_in() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership, 0.02, 0.2) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        assert worker.join is not None
+        for _ in range(20):  # each answer takes a heartbeat's time: 0.4 s in all
+            await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat()))
+            await worker.join.read()
+        assert len(membership.members) == 1
+
+
+async def test_join_coordinator_closes_ends_every_stream() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, service), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        (member,) = membership.members
+        service.close()
+        await member.gone.wait()
+        assert member.gone_reason == "the coordinator stops"

@@ -1,0 +1,100 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.assignment import LoadedPart, LoadReport
+from coordinator.membership import Member, WorkerIdentity
+from coordinator.options import CoordinatorOptions
+from coordinator.plan import head_cost_in_layers, place, plan_replica, served_len
+from runtime.errors import InvalidRequestError, LayerSplitError, NeverFitsError, TooManyStagesError
+from runtime.model_config import ModelConfig, load_model_config
+
+OPTIONS = CoordinatorOptions(model="smollm2", pp=2)
+REPORT = LoadReport(8, 100, 100, 0.1, "f00")
+
+
+@pytest.fixture
+def config(toy_folder: Path) -> ModelConfig:
+    """Four layers of 16 x 16, two heads each."""
+    return load_model_config(toy_folder)
+
+
+def member(worker_id: str) -> Member:
+    return Member(WorkerIdentity(1, "b", worker_id, "here", f"{worker_id}:1", "cpu", "", 0, 1))
+
+
+def test_head_cost_is_its_weight_in_layers(config: ModelConfig) -> None:
+    attention, mlp = 4 * 16 * 16, 3 * 16 * 32
+    assert head_cost_in_layers(config) == pytest.approx(97 * 16 / (attention + mlp))
+
+
+def test_plan_heavy_head_gives_the_last_stage_fewer_layers(config: ModelConfig) -> None:
+    plan = plan_replica(OPTIONS, replace(config, vocab_size=400), "f00", 0)
+    assert [(part.first_layer, part.num_layers) for part in plan] == [(0, 3), (3, 1)]
+
+
+def test_plan_named_layers_are_taken(config: ModelConfig) -> None:
+    plan = plan_replica(replace(OPTIONS, layers=(1, 3)), config, "f00", 0)
+    assert [(part.stage, part.first_layer, part.num_layers) for part in plan] == [
+        (0, 0, 1),
+        (1, 1, 3),
+    ]
+    assert {part.max_model_len for part in plan} == {512}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (replace(OPTIONS, layers=(2, 3)), LayerSplitError),
+        (replace(OPTIONS, layers=(4,)), LayerSplitError),
+        (replace(OPTIONS, pp=5), TooManyStagesError),
+        (replace(OPTIONS, max_model_len=513), InvalidRequestError),
+        (replace(OPTIONS, max_model_len=1), InvalidRequestError),
+    ],
+)
+def test_plan_impossible_options_are_refused(
+    config: ModelConfig, options: CoordinatorOptions, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        plan_replica(options, config, "f00", 0)
+
+
+def test_plan_model_path_means_the_same_elsewhere(
+    config: ModelConfig, toy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(toy_folder.parent)
+    (part, _) = plan_replica(replace(OPTIONS, model="toy"), config, "f00", 0)
+    assert part.model == str(toy_folder)
+
+
+def test_place_new_workers_go_in_the_order_they_joined(config: ModelConfig) -> None:
+    plan = plan_replica(OPTIONS, config, "f00", 0)
+    first, second, spare = member("a"), member("b"), member("c")
+    assert place(plan, (first, second, spare)) == (first, second)
+
+
+def test_place_worker_keeps_what_it_holds(config: ModelConfig) -> None:
+    plan = plan_replica(OPTIONS, config, "f00", 0)
+    holder, newcomer = member("a"), member("b")
+    holder.loaded = LoadedPart(plan[1], REPORT)
+    assert place(plan, (holder, newcomer)) == (newcomer, holder)
+
+
+def test_place_what_is_held_for_another_plan_counts_for_nothing(config: ModelConfig) -> None:
+    plan = plan_replica(OPTIONS, config, "f00", 0)
+    holder, newcomer = member("a"), member("b")
+    holder.loaded = LoadedPart(replace(plan[1], weights_fingerprint="f01"), REPORT)
+    assert place(plan, (holder, newcomer)) == (holder, newcomer)
+
+
+def test_served_len_is_what_model_and_cache_hold() -> None:
+    assert served_len(512, False, 64, 16) == 512
+    assert served_len(512, False, 8, 16) == 128
+    assert served_len(128, True, 8, 16) == 128
+
+
+def test_served_len_asked_for_more_than_the_cache_is_refused_with_numbers() -> None:
+    with pytest.raises(NeverFitsError) as caught:
+        served_len(512, True, 8, 16)
+    assert (caught.value.num_blocks_needed, caught.value.num_blocks) == (32, 8)

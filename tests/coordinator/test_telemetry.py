@@ -1,0 +1,42 @@
+from prometheus_client import CollectorRegistry
+
+from coordinator.assignment import LoadReport
+from coordinator.telemetry import ReplicaTelemetry
+from runtime.metrics import CoordinatorMetrics
+from runtime.step import SendTiming, StageTiming
+
+
+def make_telemetry() -> tuple[ReplicaTelemetry, CollectorRegistry]:
+    registry = CollectorRegistry()
+    return ReplicaTelemetry(0, 2, CoordinatorMetrics(registry)), registry
+
+
+def test_telemetry_records_are_summed_per_stage() -> None:
+    telemetry, registry = make_telemetry()
+    send = SendTiming(step=0, seconds=0.5, hidden_seconds=0.25, num_frames=3, num_bytes=100)
+    telemetry.record(0, StageTiming(0.1, 0.2, 0.3, 0.4))
+    telemetry.record(0, StageTiming(0.1, 0.2, 0.3, 0.4, send))
+    totals = telemetry.totals[0]
+    assert (totals.num_steps, totals.compute_seconds, totals.num_bytes_sent) == (2, 0.6, 100)
+    assert telemetry.totals[1].num_steps == 0
+    labels = {"replica": "0", "stage": "0"}
+    assert registry.get_sample_value("stagemesh_stage_compute_seconds_total", labels) == 0.6
+    assert registry.get_sample_value("stagemesh_stage_sent_frames_total", labels) == 3
+
+
+def test_telemetry_send_told_twice_counts_once() -> None:
+    telemetry, _ = make_telemetry()
+    send = SendTiming(step=4, seconds=0.5, hidden_seconds=0.25, num_frames=3, num_bytes=100)
+    telemetry.record(0, StageTiming(send=send))
+    telemetry.record(0, StageTiming(send=send))
+    assert telemetry.totals[0].num_bytes_sent == 100
+
+
+def test_telemetry_new_epoch_starts_from_zero_and_keeps_the_loading() -> None:
+    telemetry, registry = make_telemetry()
+    telemetry.record(1, StageTiming(compute_seconds=1.0))
+    telemetry.loading[1].finish(LoadReport(8, 100, 200, 0.1, "f00"))
+    telemetry.start_epoch()
+    assert telemetry.totals[1].num_steps == 0
+    assert telemetry.loading[1].weights_bytes == 100
+    assert registry.get_sample_value("stagemesh_epochs_total", {"replica": "0"}) == 1

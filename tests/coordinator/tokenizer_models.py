@@ -1,0 +1,53 @@
+"""Folders with tokenizers to test against Transformers: the bundled model's and a Llama 2 kind."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaTokenizer
+
+from coordinator.tokenizer import Tokenizer
+from runtime.model_config import ModelConfig, RopeConfig
+
+PIECES = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁h", "el", "lo", "▁hel", "▁hello", "ll", "世", "�"]
+
+
+def make_config(vocab_size: int) -> ModelConfig:
+    """A configuration of which the tokenizer needs the vocabulary only."""
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        num_layers=1,
+        hidden_size=8,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        intermediate_size=8,
+        vocab_size=vocab_size,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-5,
+        rope=RopeConfig(10_000.0, None),
+        tie_word_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+        hidden_act="silu",
+        eos_token_ids=(2,),
+        bos_token_id=1,
+        torch_dtype="float32",
+    )
+
+
+def save_byte_fallback(folder: Path, **changes: Any) -> Path:
+    """Raw bytes for what the vocabulary lacks, and a begin-of-sequence token, as Llama 2 has."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    merges = [("▁", "h"), ("e", "l"), ("l", "o"), ("▁h", "el"), ("▁hel", "lo"), ("l", "l")]
+    tokenizer = LlamaTokenizer(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=merges,
+        add_bos_token=True,
+        **changes,
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def load_byte_fallback(folder: Path, **changes: Any) -> Tokenizer:
+    return Tokenizer.load(save_byte_fallback(folder, **changes), make_config(1024))

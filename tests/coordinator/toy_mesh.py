@@ -1,0 +1,145 @@
+"""A whole coordinator in this process, between a gRPC client and fake workers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from coordinator.options import CoordinatorOptions
+from coordinator.server import serve_coordinator
+from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
+from runtime import rpc
+from tests.coordinator.fake_worker import FakeWorker, fake_worker
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client has received for one prompt."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    last: inference_pb2.InferResponse = field(default_factory=inference_pb2.InferResponse)
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class ToyMesh:
+    """A running coordinator and the ways to it."""
+
+    door: str
+    mesh: str
+    stop: asyncio.Event
+    channel: grpc.aio.Channel
+    serving: asyncio.Task[None]
+    workers: list[FakeWorker]
+    stack: AsyncExitStack
+
+    async def add_worker(self, worker_id: str, **behaviour: Any) -> FakeWorker:
+        """One more fake worker, which joins."""
+        worker = await self.stack.enter_async_context(
+            fake_worker(worker_id, self.mesh, **behaviour)
+        )
+        self.workers.append(worker)
+        return worker
+
+    def infer(self, request: inference_pb2.InferRequest, **options: Any) -> Any:
+        """Starts an Infer call."""
+        return inference_pb2_grpc.InferenceStub(self.channel).Infer(request, **options)
+
+    async def state(self) -> mesh_pb2.GetStateResponse:
+        """The coordinator's state."""
+        operations = mesh_pb2_grpc.OperationsStub(self.channel)
+        return await operations.GetState(mesh_pb2.GetStateRequest())
+
+    async def until(
+        self, reached: Callable[[mesh_pb2.GetStateResponse], bool]
+    ) -> mesh_pb2.GetStateResponse:
+        """Asks for the state until it is as wanted; the test's timeout bounds the wait."""
+        while not reached(state := await self.state()):
+            pass
+        return state
+
+    async def until_ready(self) -> mesh_pb2.GetStateResponse:
+        """Requests are being served."""
+        return await self.until(lambda state: state.ready)
+
+    async def until_idle(self) -> mesh_pb2.GetStateResponse:
+        """No request is left, and no slot or block in use here or on any living fake stage."""
+        state = await self.until(lambda state: state.num_running + state.num_waiting == 0)
+        for replica in state.replicas:
+            assert (replica.num_kv_blocks_used, replica.num_slots_used) == (0, 0)
+        for worker in self.workers if state.ready else ():
+            while worker.is_alive and worker.stage.slots.tokens:
+                await self.state()
+        return state
+
+
+@asynccontextmanager
+async def toy_mesh(
+    folder: Path,
+    *,
+    num_workers: int | None = None,
+    behaviour: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[ToyMesh]:
+    """A coordinator for the toy model in `folder`; as many fake workers as stages by default."""
+    settings: dict[str, Any] = {"pp": 2, "backoff_seconds": 0.01, "grace_seconds": 5.0, **options}
+    config = CoordinatorOptions(
+        model=str(folder), grpc="127.0.0.1:0", mesh="127.0.0.1:0", **settings
+    )
+    stop = asyncio.Event()
+    started: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve_coordinator(config, stop, started))
+    async with AsyncExitStack() as stack:
+        door, mesh = await started
+        channel = await stack.enter_async_context(rpc.dial(door))
+        count = config.pp if num_workers is None else num_workers
+        toy = ToyMesh(door, mesh, stop, channel, serving, [], stack)
+        try:
+            for number in range(count):
+                await toy.add_worker(f"w{number}", **(behaviour or {}))
+            yield toy
+            if not stop.is_set():
+                await toy.until_idle()
+        finally:
+            stop.set()
+            await serving
+
+
+def token_request(
+    *prompts: Sequence[int], max_tokens: int | None = 8, **sampling: Any
+) -> inference_pb2.InferRequest:
+    """A request with prompts of token ids."""
+    return inference_pb2.InferRequest(
+        prompts=[
+            inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=prompt)) for prompt in prompts
+        ],
+        max_tokens=max_tokens,
+        sampling=inference_pb2.SamplingParams(**sampling),
+    )
+
+
+async def collect(call: Any, answers: dict[int, Answer] | None = None) -> dict[int, Answer]:
+    """Reads a call to its end, per prompt; `answers` shows what came so far if it fails."""
+    answers = {} if answers is None else answers
+    while await read_one(call, answers):
+        pass
+    return answers
+
+
+async def read_one(call: Any, answers: dict[int, Answer]) -> bool:
+    """Adds one response of a call to `answers`; False at its end."""
+    response = await call.read()
+    if not isinstance(response, inference_pb2.InferResponse):
+        return False
+    answer = answers.setdefault(response.index, Answer())
+    answer.text += response.text
+    answer.tokens += [token.id for token in response.tokens]
+    answer.last = response
+    if response.HasField("seed"):
+        answer.seed = response.seed
+    return True
