@@ -1,0 +1,90 @@
+"""Random-weight Llama checkpoints made at test time, and what Transformers says about them.
+
+Norms and biases are random too, so that mixing two up shows. Weights are larger than at the start
+of training: attention looks at few tokens and the likeliest token is seldom close to the second.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """A checkpoint's folder and the Transformers model that wrote it."""
+
+    folder: Path
+    reference: LlamaForCausalLM
+    num_layers: int
+    vocab_size: int
+
+    def logprobs(self, token_ids: tuple[int, ...]) -> Tensor:
+        """Transformers' log-probabilities after every token, [tokens, vocabulary], float32."""
+        with torch.inference_mode():
+            logits: Tensor = self.reference(torch.tensor([token_ids])).logits
+        return logits[0].float().log_softmax(dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyLlama:
+    """What differs between the tiny models; `num_kv_heads` below `num_heads` is GQA."""
+
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    is_tied: bool = False
+    has_bias: bool = False
+    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+TINY_LLAMAS = {
+    "tied_gqa": TinyLlama(is_tied=True),
+    "untied_mha_bias": TinyLlama(num_kv_heads=4, head_dim=24, has_bias=True),
+    "llama3_gqa": TinyLlama(num_layers=5, num_heads=8, num_kv_heads=2, rope=LLAMA3_ROPE),
+    "linear_mqa": TinyLlama(num_kv_heads=1, rope={"rope_type": "linear", "factor": 2.5}),
+}
+
+
+def make_tiny_llama(folder: Path, name: str, seed: int = 0) -> TinyModel:
+    """Writes the model of that name into `folder`."""
+    tiny = TINY_LLAMAS[name]
+    config = LlamaConfig(
+        num_hidden_layers=tiny.num_layers,
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=tiny.num_heads,
+        num_key_value_heads=tiny.num_kv_heads,
+        head_dim=tiny.head_dim,
+        vocab_size=320,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_theta": 10_000.0, **tiny.rope},
+        tie_word_embeddings=tiny.is_tied,
+        attention_bias=tiny.has_bias,
+        mlp_bias=tiny.has_bias,
+        initializer_range=0.15,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    return TinyModel(folder, model, tiny.num_layers, config.vocab_size)
