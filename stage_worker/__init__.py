@@ -1,0 +1,1 @@
+"""The worker: one process, one device, one part of a model."""

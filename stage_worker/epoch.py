@@ -1,0 +1,233 @@
+"""One epoch on one rank: receive, compute and send overlapped, steps strictly in order.
+
+While step n+1 computes, step n is being sent and n+2 received. The first failure anywhere, also of
+a stream, ends the session: it goes to `Results`, the streams are aborted, and the worker lives on.
+The session never opens or loads anything; `worker.py` does.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from protos import stage_pb2
+from runtime.errors import EpochEndedError, StagemeshError, find_error
+from runtime.logs import get_logger
+from runtime.step import SendTiming, StageTiming, Step, StepResult
+from runtime.step_codec import header_to_step
+from stage_worker.assembly import ReceivePlan
+from stage_worker.executor import DeviceThread
+from stage_worker.next_stage import LinkPlan, NextStage
+from stage_worker.receiver import Receiver, Sender
+from stage_worker.results import ResultsLog
+from stage_worker.stage import Stage, StageOutput
+from stage_worker.transport import ForwardContext, WireFrame, epoch_name
+
+# Outputs that wait for credits; with one being sent, compute is at most three steps ahead.
+_NUM_OUTBOX = 2
+
+_log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """Where an epoch's steps come from and go to; no link on the last stage."""
+
+    receive: ReceivePlan
+    link: LinkPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A computed step on its way to the next stage; `ready_at` is `time.monotonic` seconds."""
+
+    header: stage_pb2.StepHeader
+    hidden_TH: torch.Tensor | None
+    ready_at: float
+
+
+class EpochSession:
+    """Runs in one task (`run`); each sender's stream is served by its own (`serve_sender`)."""
+
+    def __init__(self, plan: EpochPlan, stage: Stage, device: DeviceThread) -> None:
+        self.epoch = plan.receive.epoch
+        self.results = ResultsLog(self.epoch)
+        self.num_steps = 0
+        self._link = plan.link
+        self._stage = stage
+        self._device = device
+        self._receiver = Receiver(plan.receive)
+        self._outbox: asyncio.Queue[_Output] = asyncio.Queue(_NUM_OUTBOX)
+        # Every result takes one away and every step adds one, so it holds no more than are in
+        # flight between the two.
+        self._unreported_sends: deque[SendTiming] = deque()
+        self._reported = asyncio.get_running_loop().create_future()
+        self._settled = asyncio.Event()
+        self._over = asyncio.Event()
+        self._failure: StagemeshError | None = None
+
+    async def run(self) -> None:
+        """Run the epoch until it fails, which is published and not raised, or is cancelled."""
+        try:
+            if self._link is None:
+                await self._run_steps(None)
+            else:
+                async with NextStage(self._link) as next_stage:
+                    await self._run_steps(next_stage)
+        # The epoch's boundary: whatever it was, the worker lives on.
+        except Exception as exc:  # noqa: BLE001
+            self._failure = self._log_failure(exc)
+        finally:
+            self._over.set()
+            self._settled.set()
+            self.results.close(self._failure, self.num_steps)
+
+    async def wait_open(self) -> None:
+        """Return when steps can come; raise what ended the epoch if it ended before."""
+        await self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def is_over(self) -> bool:
+        """No further step will run."""
+        return self._over.is_set()
+
+    async def serve_sender(self, context: ForwardContext) -> None:
+        """Drain one sender's stream until the epoch ends; raises what ended it.
+
+        A stream that never belonged to this epoch costs only itself; a sender that was admitted
+        takes the epoch with it, however it ends.
+        """
+        await context.send_initial_metadata(())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._raise_when_over())
+            frame = await _read_frame(context, "a sender")
+            sender = self._receiver.attach(frame)
+            with self._ending_epoch(sender):
+                tasks.create_task(_write_credits(context, sender))
+                while True:
+                    self._receiver.accept(sender, frame, time.monotonic())
+                    frame = await _read_frame(context, f"sender {sender.rank}")
+
+    async def _run_steps(self, next_stage: NextStage | None) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._raise_reported())
+            tasks.create_task(self._raise_when_unread())
+            tasks.create_task(self._compute_steps())
+            if next_stage is not None:
+                tasks.create_task(next_stage.read_credits())
+                tasks.create_task(self._send_outputs(next_stage))
+            self._settled.set()
+
+    async def _compute_steps(self) -> None:
+        idle_since = time.monotonic()
+        while True:
+            received = await self._receiver.take()
+            step = header_to_step(received.header)
+            computed = await self._device.compute(
+                partial(_run_stage, self._stage, step, received.hidden_TH)
+            )
+            sends = self._unreported_sends
+            timing = StageTiming(
+                receive_seconds=received.complete_at - received.begun_at,
+                queue_seconds=computed.begun_at - received.complete_at,
+                compute_seconds=computed.ended_at - computed.begun_at,
+                idle_seconds=computed.begun_at - idle_since,
+                send=sends.popleft() if sends else None,
+            )
+            idle_since = computed.ended_at
+            self.num_steps += 1
+            output = computed.value
+            if self._link is not None:
+                await self._outbox.put(
+                    _Output(received.header, output.hidden_TH, computed.ended_at)
+                )
+            await self.results.put(StepResult(step.number, output.sampled, timing))
+
+    async def _send_outputs(self, next_stage: NextStage) -> None:
+        while True:
+            output = await self._outbox.get()
+            sent = await next_stage.send(output.header, output.hidden_TH)
+            self._unreported_sends.append(
+                SendTiming(
+                    step=output.header.step,
+                    seconds=sent.ended_at - output.ready_at,
+                    hidden_seconds=self._device.busy_seconds(output.ready_at, sent.ended_at),
+                    num_frames=sent.num_frames,
+                    num_bytes=sent.num_bytes,
+                )
+            )
+
+    @contextmanager
+    def _ending_epoch(self, sender: Sender) -> Iterator[None]:
+        """Whatever ends an admitted sender's stream ends the epoch, with that as the reason."""
+        try:
+            yield
+        except StagemeshError as error:
+            self._report(error)
+            raise
+        finally:
+            self._report(_sender_gone(f"the stream of sender {sender.rank} broke"))
+
+    def _log_failure(self, exc: Exception) -> StagemeshError:
+        """What the epoch failed of; a bug of ours is logged with its traceback."""
+        error = find_error(exc)
+        failure = error or StagemeshError()
+        # An end that came from outside is told by whoever caused it.
+        log = _log.info if isinstance(failure, EpochEndedError) else _log.warning
+        log(
+            "epoch_failed",
+            epoch=epoch_name(self.epoch),
+            step=self.num_steps,
+            code=failure.code,
+            message=str(failure),
+            exc_info=None if error else exc,
+        )
+        return failure
+
+    def _report(self, error: StagemeshError) -> None:
+        if not self._reported.done():
+            self._reported.set_result(error)
+
+    async def _raise_reported(self) -> None:
+        raise await self._reported
+
+    async def _raise_when_unread(self) -> None:
+        await self.results.reader_gone.wait()
+        raise EpochEndedError(cause="results_gone", detail="the reader of Results left")
+
+    async def _raise_when_over(self) -> None:
+        await self._over.wait()
+        if self._failure is None:
+            raise EpochEndedError(cause="closed", detail="another epoch or assignment took over")
+        raise EpochEndedError(cause=self._failure.code, detail=str(self._failure))
+
+
+def _run_stage(stage: Stage, step: Step, hidden_TH: torch.Tensor | None) -> StageOutput:
+    """On the device's thread: one step, its output on the host in one piece."""
+    output = stage.run(step, hidden_TH)
+    if output.hidden_TH is None:
+        return output
+    return StageOutput(output.hidden_TH.cpu().contiguous(), output.sampled)
+
+
+async def _read_frame(context: ForwardContext, sender: str) -> WireFrame:
+    frame = await context.read()
+    if not isinstance(frame, WireFrame):
+        raise _sender_gone(f"{sender} closed its stream")
+    return frame
+
+
+async def _write_credits(context: ForwardContext, sender: Sender) -> None:
+    while True:
+        await context.write(stage_pb2.Credit(step=await sender.credits.get()))
+
+
+def _sender_gone(detail: str) -> EpochEndedError:
+    return EpochEndedError(cause="sender_gone", detail=detail)

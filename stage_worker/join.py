@@ -1,0 +1,136 @@
+"""Keeps this worker in the mesh: dials the coordinator, says hello, exchanges heartbeats.
+
+A coordinator that is not there yet, or went away, is dialled again for as long as the process
+lives. Only a refusal ends it. Nothing here touches what the worker holds: epochs end with their
+own streams.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Never
+
+import grpc
+import grpc.aio
+
+from protos import mesh_pb2, mesh_pb2_grpc
+from runtime import rpc
+from runtime.errors import WorkerRefusedError
+from runtime.logs import get_logger
+
+_FIRST_DELAY_SECONDS = 0.1
+_MAX_DELAY_SECONDS = 5.0
+_WELCOME_SECONDS = 10.0
+# Heartbeats that may be missed before the coordinator counts as gone.
+_NUM_MISSED = 5
+_MIN_HEARTBEAT_SECONDS, _MAX_HEARTBEAT_SECONDS = 0.05, 60.0
+# Asking again would be answered the same.
+_REFUSALS = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+_JoinCall = grpc.aio.StreamStreamCall[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
+_log = get_logger()
+
+
+class _MembershipLostError(Exception):
+    """Raised when a Join stream ended for a reason that may pass."""
+
+
+async def stay_joined(coordinator: str, hello: mesh_pb2.Hello) -> Never:
+    """Be a member until cancelled; raises WorkerRefusedError when the coordinator refuses."""
+    jitter = random.Random()
+    delays = retry_delays(jitter)
+    while True:
+        reason = ""
+        try:
+            async with _membership(coordinator, hello) as (call, heartbeat_seconds):
+                _log.info("joined", coordinator=coordinator, address=hello.address)
+                delays = retry_delays(jitter)
+                await _exchange_heartbeats(call, heartbeat_seconds)
+        except* _MembershipLostError as lost:
+            reason = str(lost.exceptions[0])
+        delay = next(delays)
+        _log.info("not_joined", coordinator=coordinator, reason=reason, retry_seconds=delay)
+        await asyncio.sleep(delay)
+
+
+def retry_delays(jitter: random.Random) -> Iterator[float]:
+    """Seconds to wait before each try: doubled up to a maximum, each cut by up to a half.
+
+    The jitter keeps the workers of a restarted coordinator from coming all at once.
+    """
+    longest = _FIRST_DELAY_SECONDS
+    while True:
+        yield longest * jitter.uniform(0.5, 1.0)
+        longest = min(2 * longest, _MAX_DELAY_SECONDS)
+
+
+@asynccontextmanager
+async def _membership(
+    coordinator: str, hello: mesh_pb2.Hello
+) -> AsyncIterator[tuple[_JoinCall, float]]:
+    """A Join stream past its welcome, with the seconds between heartbeats that it asked for."""
+    async with rpc.dial(coordinator) as channel:
+        call: _JoinCall = mesh_pb2_grpc.MeshStub(channel).Join()
+        try:
+            await _write(call, mesh_pb2.WorkerMessage(hello=hello))
+            answer = await _read(call, _WELCOME_SECONDS)
+            if answer.HasField("refusal"):
+                raise WorkerRefusedError(worker=hello.address, reason=answer.refusal.reason)
+            if not answer.HasField("welcome"):
+                raise _MembershipLostError("the coordinator's first message was no welcome")
+            # In this order, what is not a number becomes the minimum.
+            asked = max(_MIN_HEARTBEAT_SECONDS, answer.welcome.heartbeat_seconds)
+            yield call, min(_MAX_HEARTBEAT_SECONDS, asked)
+        finally:
+            call.cancel()
+
+
+async def _exchange_heartbeats(call: _JoinCall, heartbeat_seconds: float) -> Never:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_send_heartbeats(call, heartbeat_seconds))
+        while True:
+            await _read(call, _NUM_MISSED * heartbeat_seconds)
+
+
+async def _send_heartbeats(call: _JoinCall, heartbeat_seconds: float) -> Never:
+    while True:
+        await asyncio.sleep(heartbeat_seconds)
+        await _write(call, mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat()))
+
+
+async def _write(call: _JoinCall, message: mesh_pb2.WorkerMessage) -> None:
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:
+        raise _MembershipLostError("the coordinator closed the stream") from None
+    except grpc.aio.AioRpcError as error:
+        raise _lost(error) from None
+
+
+async def _read(call: _JoinCall, patience_seconds: float) -> mesh_pb2.CoordinatorMessage:
+    try:
+        async with asyncio.timeout(patience_seconds):
+            message = await call.read()
+    except TimeoutError:
+        silence = f"the coordinator was silent for {patience_seconds:.1f} s"
+        raise _MembershipLostError(silence) from None
+    except grpc.aio.AioRpcError as error:
+        raise _lost(error) from None
+    if not isinstance(message, mesh_pb2.CoordinatorMessage):
+        raise _MembershipLostError("the coordinator closed the stream")
+    return message
+
+
+def _lost(error: grpc.aio.AioRpcError) -> Exception:
+    """What a broken stream means: a refusal if asking again would be answered the same."""
+    _, reason = rpc.error_from_rpc(error)
+    if error.code() in _REFUSALS:
+        return WorkerRefusedError(worker="this process", reason=reason)
+    return _MembershipLostError(reason)

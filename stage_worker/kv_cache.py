@@ -1,0 +1,95 @@
+"""The keys and values of one stage's layers, in blocks; owns their memory and layout.
+
+Which block belongs to which sequence is the coordinator's choice and kept in `slot_table.py`.
+
+Shapes: L layers of the stage, P blocks, C tokens per block, K key/value heads, D head dimension,
+T tokens of the step, S tokens read back; 2 is keys, then values; R = 2K.
+"""
+
+import math
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Blocks = slice | Tensor
+"""Consecutive block ids, read without a copy, or any block ids [P'], gathered."""
+
+_GATHER_BYTES = 2 * 2**20
+"""About a core's level-2 cache: what is gathered there is attended to before it leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """One block of one layer: `block_size` tokens' keys and values."""
+
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one block in one layer."""
+        elements = self.block_size * 2 * self.num_kv_heads * self.head_dim
+        return elements * self.dtype.itemsize
+
+    @property
+    def num_gather_blocks(self) -> int:
+        """How many blocks are best gathered at a time."""
+        return max(1, _GATHER_BYTES // self.num_bytes)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens`."""
+        return math.ceil(num_tokens / self.block_size)
+
+
+class LayerCache:
+    """One layer's blocks."""
+
+    def __init__(self, blocks_PC2KD: Tensor, gathered_PC2KD: Tensor) -> None:
+        self._blocks_PC2KD = blocks_PC2KD
+        self._rows_SRD = blocks_PC2KD.flatten(2, 3).flatten(0, 1)
+        self._gathered_PC2KD = gathered_PC2KD
+
+    def write(self, rows_T: Tensor, kv_TRD: Tensor) -> None:
+        """Stores each token's K keys, then K values; row r is token r % C of block r // C."""
+        self._rows_SRD.index_copy_(0, rows_T, kv_TRD)
+
+    def read(self, blocks: Blocks) -> Tensor:
+        """The blocks' tokens in order, [S, 2, K, D]; valid until the next `read`."""
+        if isinstance(blocks, slice):
+            return self._blocks_PC2KD[blocks].flatten(0, 1)
+        gathered_PC2KD = self._gathered_PC2KD[: blocks.numel()]
+        torch.index_select(self._blocks_PC2KD, 0, blocks, out=gathered_PC2KD)
+        return gathered_PC2KD.flatten(0, 1)
+
+
+class KVCache:
+    """All layers' blocks; `max_gather_blocks` is the most block ids that one `read` takes.
+
+    Zeroed, so that padding never holds NaN, which a mask does not remove.
+    """
+
+    def __init__(
+        self,
+        shape: BlockShape,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        max_gather_blocks: int,
+        device: torch.device,
+    ) -> None:
+        block = (shape.block_size, 2, shape.num_kv_heads, shape.head_dim)
+        gathered_PC2KD = torch.empty(max_gather_blocks, *block, dtype=shape.dtype, device=device)
+        blocks_LPC2KD = _zeros((num_layers, num_blocks, *block), shape.dtype, device)
+        self.layers = tuple(LayerCache(layer, gathered_PC2KD) for layer in blocks_LPC2KD)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU, memory that no token has touched is not resident: torch.zeros would touch all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

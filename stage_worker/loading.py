@@ -1,0 +1,136 @@
+"""Turns an assignment into a loaded Stage: the files found, checked and read.
+
+Everything here blocks, and runs on the device's thread. Refusals are typed and come before the
+weights are read, where the assignment or the files allow to tell.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos import stage_pb2
+from runtime.checkpoint import Checkpoint
+from runtime.errors import AssignmentError, FingerprintMismatchError, InvalidRequestError
+from runtime.model_config import load_model_config
+from runtime.model_store import resolve_model
+from stage_worker.canary import record_canary
+from stage_worker.progress import ProgressFn
+from stage_worker.stage import Stage, StageSpec
+
+_DTYPE_NAMES = {
+    stage_pb2.DTYPE_FLOAT32: "float32",
+    stage_pb2.DTYPE_BFLOAT16: "bfloat16",
+    stage_pb2.DTYPE_FLOAT16: "float16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDevice:
+    """What this worker computes with; `model_path` stands in for the assignment's model."""
+
+    kind: str
+    num_threads: int
+    model_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """An assignment with its weights in memory."""
+
+    assignment: stage_pb2.Assignment
+    stage: Stage
+    fingerprint: str
+    num_kv_blocks: int
+    load_seconds: float
+
+
+def load_part(
+    assignment: stage_pb2.Assignment, device: WorkerDevice, progress: ProgressFn
+) -> LoadedPart:
+    """Load this worker's part of the model; `progress` gets bytes done and in all."""
+    begun_at = time.monotonic()
+    check_assignment(assignment)
+    folder, fingerprint = _find_model(
+        device.model_path or assignment.model, assignment.weights_fingerprint, progress
+    )
+    _check_layers(assignment, load_model_config(folder).num_layers)
+    stage = Stage.load(folder, _stage_spec(assignment, device), progress)
+    return LoadedPart(
+        assignment,
+        stage,
+        fingerprint,
+        num_kv_blocks=stage.kv_block_capacity(),
+        load_seconds=time.monotonic() - begun_at,
+    )
+
+
+def compute_canary(
+    request: stage_pb2.RecordCanaryRequest, device: WorkerDevice, progress: ProgressFn
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The model's canary, most likely first; `progress` gets layers done and in all."""
+    if not request.token_ids:
+        raise InvalidRequestError(field="token_ids", problem="must not be empty")
+    folder, _ = _find_model(
+        device.model_path or request.model, request.weights_fingerprint, progress
+    )
+    return record_canary(folder, request.token_ids, request.num_logprobs, progress)
+
+
+def check_assignment(assignment: stage_pb2.Assignment) -> None:
+    """Refuse an assignment that no model could make sense of."""
+    for name in ("num_stages", "num_layers", "block_size", "max_model_len"):
+        if getattr(assignment, name) < 1:
+            raise InvalidRequestError(field=f"assignment.{name}", problem="must be at least 1")
+    if assignment.dtype not in _DTYPE_NAMES:
+        raise InvalidRequestError(
+            field="assignment.dtype", problem=f"{assignment.dtype} is not a known dtype"
+        )
+    if (assignment.rank, assignment.tp_size) != (0, 1):
+        raise AssignmentError(
+            expected="rank 0 of 1",
+            actual=f"rank {assignment.rank} of {assignment.tp_size}",
+        )
+    if assignment.stage >= assignment.num_stages:
+        raise AssignmentError(
+            expected=f"a stage below {assignment.num_stages}", actual=f"stage {assignment.stage}"
+        )
+
+
+def _check_layers(assignment: stage_pb2.Assignment, num_layers: int) -> None:
+    """The first stage has the first layer, the last one the last, and none has more."""
+    begin, end = assignment.first_layer, assignment.first_layer + assignment.num_layers
+    is_last = assignment.stage == assignment.num_stages - 1
+    is_first = assignment.stage == 0
+    if end > num_layers or (begin == 0) != is_first or (end == num_layers) != is_last:
+        raise AssignmentError(
+            expected=f"stage {assignment.stage} of {assignment.num_stages} of {num_layers} layers",
+            actual=f"layers [{begin}, {end})",
+        )
+
+
+def _find_model(model: str, fingerprint: str, progress: ProgressFn) -> tuple[Path, str]:
+    folder = resolve_model(model, progress=_without_phase(progress))
+    actual = Checkpoint.open(folder).fingerprint
+    if fingerprint and actual != fingerprint:
+        raise FingerprintMismatchError(expected=fingerprint, actual=actual)
+    return folder, actual
+
+
+def _without_phase(progress: ProgressFn) -> Callable[[str, int, int], None]:
+    return lambda _phase, done, total: progress(done, total)
+
+
+def _stage_spec(assignment: stage_pb2.Assignment, device: WorkerDevice) -> StageSpec:
+    return StageSpec(
+        first_layer=assignment.first_layer,
+        num_layers=assignment.num_layers,
+        is_first=assignment.stage == 0,
+        is_last=assignment.stage == assignment.num_stages - 1,
+        dtype=_DTYPE_NAMES[assignment.dtype],
+        block_size=assignment.block_size,
+        max_model_len=assignment.max_model_len,
+        kv_memory_bytes=assignment.kv_memory_bytes,
+        num_threads=device.num_threads,
+        device=device.kind,
+    )

@@ -1,0 +1,71 @@
+"""Rotary position embeddings: which angle each position has, and the rotation itself.
+
+Shapes: T tokens, N heads, D head dimension. Elements i and i + D/2 of a head are one pair, as in
+checkpoints in Hugging Face layout. Source: Su et al., "RoFormer" (2021); the scalings as in
+Transformers' `modeling_rope_utils`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.model_config import LinearScaling, Llama3Scaling, RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A step's angles; the first half of `sin_T1D` carries the minus sign of the rotation."""
+
+    cos_T1D: Tensor
+    sin_T1D: Tensor
+
+
+class RotaryEmbedding:
+    """Makes a step's `Rotation`; angles are float32 whatever the model's dtype is."""
+
+    def __init__(
+        self, config: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._inverse_frequencies = _inverse_frequencies(config, head_dim).to(device)
+        self._dtype = dtype
+
+    def rotation(self, positions_T: Tensor) -> Rotation:
+        """Angles of these positions, computed once per step and used by every layer."""
+        angles = positions_T.float()[:, None, None] * self._inverse_frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return Rotation(
+            cos_T1D=torch.cat((cos, cos), dim=-1).to(self._dtype),
+            sin_T1D=torch.cat((-sin, sin), dim=-1).to(self._dtype),
+        )
+
+
+def rotate_(heads_TND: Tensor, rotation: Rotation) -> None:
+    """Rotates queries and keys in place."""
+    swapped_TND = heads_TND.roll(heads_TND.shape[-1] // 2, dims=-1)
+    heads_TND.mul_(rotation.cos_T1D).addcmul_(swapped_TND, rotation.sin_T1D)
+
+
+def _inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / (config.theta**exponents)
+    match config.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor):
+            return plain / factor
+        case Llama3Scaling() as scaling:
+            return _llama3(plain, scaling)
+
+
+def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Wavelengths beyond the low-frequency bound are stretched, those in between smoothly so."""
+    wavelengths = 2 * math.pi / plain
+    original = scaling.original_max_position_embeddings
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = (original / wavelengths - low) / (high - low)
+    between = (1 - smooth) * plain / scaling.factor + smooth * plain
+    stretched = torch.where(wavelengths > original / low, plain / scaling.factor, plain)
+    is_between = (wavelengths <= original / low) & (wavelengths >= original / high)
+    return torch.where(is_between, between, stretched)

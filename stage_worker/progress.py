@@ -1,0 +1,58 @@
+"""Carries progress from the device's thread to a response stream: the latest value only.
+
+A slow client never holds loading back, and a client that left stops it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from runtime.errors import RequestCancelledError
+
+ProgressFn = Callable[[int, int], None]
+_T = TypeVar("_T")
+
+
+async def with_progress(
+    job: Callable[[ProgressFn], Awaitable[_T]],
+    send: Callable[[int, int], Awaitable[None]],
+) -> _T:
+    """Await `job`, sending what it reports as (done, total); the job's result is the result.
+
+    `job` may report from any thread. Once this call is cancelled or fails, the next report raises
+    RequestCancelledError there, which ends the work.
+    """
+    mailbox = _Mailbox(asyncio.get_running_loop())
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(mailbox.pump(send))
+            result = await job(mailbox.report)
+            mailbox.close()
+    finally:
+        mailbox.close()
+    return result
+
+
+class _Mailbox:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_closed = False
+        self._loop = loop
+        self._latest = (0, 0)
+        self._changed = asyncio.Event()
+
+    def report(self, done: int, total: int) -> None:
+        if self._is_closed:
+            raise RequestCancelledError
+        self._latest = (done, total)
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def pump(self, send: Callable[[int, int], Awaitable[None]]) -> None:
+        """Ends once closed, and never in the middle of a message."""
+        while not self._is_closed:
+            await self._changed.wait()
+            self._changed.clear()
+            await send(*self._latest)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._changed.set()

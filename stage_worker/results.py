@@ -1,0 +1,55 @@
+"""The results of one epoch, kept from its first step until the coordinator has read them.
+
+The `Results` stream may attach after the first step, or after the epoch failed. Bounded: a
+coordinator that does not read holds the stage back.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from protos import stage_pb2
+from runtime.errors import InvalidRequestError, StagemeshError
+from runtime.step import StepResult
+from runtime.step_codec import result_to_proto
+
+_NUM_BUFFERED = 256
+
+
+class ResultsLog:
+    """Written by the epoch's session, read by one `Results` stream."""
+
+    def __init__(self, epoch: stage_pb2.EpochId) -> None:
+        self.epoch = epoch
+        self.reader_gone = asyncio.Event()
+        self._room = asyncio.Semaphore(_NUM_BUFFERED)
+        # One more place than results: None says that the epoch is over.
+        self._unread: asyncio.Queue[StepResult | None] = asyncio.Queue(_NUM_BUFFERED + 1)
+        self._failure: stage_pb2.StageFailure | None = None
+        self._is_read = False
+
+    async def put(self, result: StepResult) -> None:
+        """Publish one step's result; waits while too many are unread."""
+        await self._room.acquire()
+        self._unread.put_nowait(result)
+
+    def close(self, failure: StagemeshError | None, step: int) -> None:
+        """The epoch is over, with the reason if it failed; what was published stays readable."""
+        if failure is not None:
+            self._failure = stage_pb2.StageFailure(
+                code=failure.code, message=str(failure), step=step
+            )
+        self._unread.put_nowait(None)
+
+    async def messages(self) -> AsyncGenerator[stage_pb2.StepResult, None]:
+        """What the one reader gets, until the epoch is over; `reader_gone` is set as it leaves."""
+        if self._is_read:
+            raise InvalidRequestError(field="epoch", problem="has a Results stream already")
+        self._is_read = True
+        try:
+            while (result := await self._unread.get()) is not None:
+                self._room.release()
+                yield result_to_proto(result)
+            if self._failure is not None:
+                yield stage_pb2.StepResult(step=self._failure.step, failure=self._failure)
+        finally:
+            self.reader_gone.set()

@@ -1,0 +1,94 @@
+"""The Stage service: protobuf in and out, nothing decided.
+
+Errors become statuses in `runtime/rpc.py`. Methods that write their responses themselves, rather
+than yield them, do so because their tasks may not outlive a `yield`; the generated types know only
+the other style.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from protos import stage_pb2, stage_pb2_grpc
+from stage_worker.progress import with_progress
+from stage_worker.transport import ForwardContext, add_forward_handler
+from stage_worker.worker import Worker
+
+
+class StageService(stage_pb2_grpc.StageServicer):
+    """One worker's RPCs; method names are the protocol's."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve it on `server`, with `Forward` through the codec that does not copy payloads."""
+        stage_pb2_grpc.add_StageServicer_to_server(self, server)
+        add_forward_handler(server, self.Forward)
+
+    async def Load(  # type: ignore[override]
+        self,
+        request: stage_pb2.LoadRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Progress in bytes; the last message carries the report."""
+        total_bytes = 0
+
+        async def send(done: int, total: int) -> None:
+            nonlocal total_bytes
+            total_bytes = total
+            await context.write(stage_pb2.LoadProgress(done_bytes=done, total_bytes=total))
+
+        report = await with_progress(
+            lambda progress: self._worker.load(request.assignment, progress), send
+        )
+        await context.write(
+            stage_pb2.LoadProgress(done_bytes=total_bytes, total_bytes=total_bytes, report=report)
+        )
+
+    async def RecordCanary(  # type: ignore[override]
+        self,
+        request: stage_pb2.RecordCanaryRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Progress in layers; the last message carries the log-probabilities."""
+
+        async def send(done: int, total: int) -> None:
+            await context.write(stage_pb2.RecordCanaryProgress(done_layers=done, num_layers=total))
+
+        ids, logprobs = await with_progress(
+            lambda progress: self._worker.record_canary(request, progress), send
+        )
+        await context.write(stage_pb2.RecordCanaryProgress(top_ids=ids, top_logprobs=logprobs))
+
+    async def OpenEpoch(
+        self, request: stage_pb2.OpenEpochRequest, _: Any
+    ) -> stage_pb2.OpenEpochResponse:
+        """Answers when steps may come."""
+        await self._worker.open_epoch(request)
+        return stage_pb2.OpenEpochResponse()
+
+    async def Forward(  # type: ignore[override]
+        self, _: Any, context: ForwardContext
+    ) -> None:
+        """Belongs to the epoch that is open when the stream begins."""
+        await self._worker.session().serve_sender(context)
+
+    async def Results(
+        self, request: stage_pb2.ResultsRequest, _: Any
+    ) -> AsyncIterator[stage_pb2.StepResult]:
+        """Everything since the epoch's first step, until it ends."""
+        async with aclosing(self._worker.results(request.epoch).messages()) as messages:
+            async for message in messages:
+                yield message
+
+    async def Status(self, request: stage_pb2.StatusRequest, _: Any) -> stage_pb2.StatusResponse:
+        """Answers at any time, also while loading."""
+        return self._worker.status()
+
+    async def Unload(self, request: stage_pb2.UnloadRequest, _: Any) -> stage_pb2.UnloadResponse:
+        """Answers when the weights are dropped."""
+        await self._worker.unload()
+        return stage_pb2.UnloadResponse()

@@ -1,0 +1,126 @@
+"""Which sequences this rank holds: a slot's sampling, length and block table, in one epoch.
+
+Applies a step's releases, openings and chunks, and checks each against what is held before anything
+is computed. Decides nothing: slots and blocks are the coordinator's choice. Any error ends the
+epoch, so a step that failed half-way is never gone on with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from runtime.errors import BlockError, FrameError, PositionError, SlotError
+from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+
+
+@dataclass(slots=True)
+class Slot:
+    """One sequence: how its tokens are drawn, how many are in the cache, and in which blocks."""
+
+    sampling: SlotSampling
+    num_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """What the plan allows: slots, blocks in the cache, tokens per block and per sequence."""
+
+    max_sequences: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+
+class SlotTable:
+    """Open slots by number. `tables_BP` [max_sequences, blocks per sequence] holds their block ids.
+
+    Entries of `tables_BP` past a sequence's own blocks are ids left from earlier ones.
+    """
+
+    def __init__(self, limits: SlotLimits) -> None:
+        self._limits = limits
+        self._slots: dict[int, Slot] = {}
+        self._used_blocks: set[int] = set()
+        max_blocks = -(-limits.max_model_len // limits.block_size)
+        self.tables_BP = torch.zeros(limits.max_sequences, max_blocks, dtype=torch.int64)
+
+    @property
+    def num_slots_used(self) -> int:
+        """Open slots."""
+        return len(self._slots)
+
+    @property
+    def num_blocks_used(self) -> int:
+        """Blocks in the tables of open slots."""
+        return len(self._used_blocks)
+
+    def __getitem__(self, slot: int) -> Slot:
+        return self._slots[slot]
+
+    def apply(self, step: Step) -> None:
+        """Takes the step's changes over.
+
+        Raises `SlotError`, `PositionError`, `BlockError` or, for a chunk that is empty or makes its
+        sequence too long, `FrameError`.
+        """
+        for slot in step.released_slots:
+            self._used_blocks.difference_update(self._held(slot).block_ids)
+            del self._slots[slot]
+        for opening in step.opened_slots:
+            self._open(opening)
+        for chunk in step.chunks:
+            self._extend(chunk)
+
+    def _held(self, slot: int) -> Slot:
+        held = self._slots.get(slot)
+        if held is None:
+            raise SlotError(slot=slot, problem="it is not open")
+        return held
+
+    def _open(self, opening: SlotOpening) -> None:
+        if opening.slot in self._slots:
+            raise SlotError(slot=opening.slot, problem="it is open already")
+        if not 0 <= opening.slot < self._limits.max_sequences:
+            problem = f"it is outside the plan's {self._limits.max_sequences} slots"
+            raise SlotError(slot=opening.slot, problem=problem)
+        self._slots[opening.slot] = Slot(opening.sampling)
+
+    def _extend(self, chunk: SequenceChunk) -> None:
+        held = self._held(chunk.slot)
+        if chunk.position != held.num_tokens:
+            raise PositionError(slot=chunk.slot, expected=held.num_tokens, actual=chunk.position)
+        num_tokens = held.num_tokens + len(chunk.token_ids)
+        if num_tokens == held.num_tokens:
+            what = f"new tokens of slot {chunk.slot}"
+            raise FrameError(what=what, expected="at least 1", actual=0)
+        if num_tokens > self._limits.max_model_len:
+            expected = f"at most {self._limits.max_model_len}"
+            raise FrameError(
+                what=f"tokens of slot {chunk.slot}", expected=expected, actual=num_tokens
+            )
+        self._append_blocks(chunk.slot, held, chunk.new_block_ids)
+        capacity = len(held.block_ids) * self._limits.block_size
+        if num_tokens > capacity:
+            block = held.block_ids[-1] if held.block_ids else -1
+            problem = f"the last of {capacity} tokens' blocks, too few for {num_tokens} tokens"
+            raise BlockError(slot=chunk.slot, block=block, problem=problem)
+        held.num_tokens = num_tokens
+
+    def _append_blocks(self, slot: int, held: Slot, block_ids: Sequence[int]) -> None:
+        for block in block_ids:
+            if not 0 <= block < self._limits.num_blocks:
+                problem = f"it is outside the plan's {self._limits.num_blocks} blocks"
+                raise BlockError(slot=slot, block=block, problem=problem)
+            if block in self._used_blocks:
+                raise BlockError(slot=slot, block=block, problem="it is in use")
+            self._used_blocks.add(block)
+        begin = len(held.block_ids)
+        end = begin + len(block_ids)
+        if end > self.tables_BP.shape[1]:
+            problem = f"more than the {self.tables_BP.shape[1]} blocks of the longest sequence"
+            raise BlockError(slot=slot, block=block_ids[-1], problem=problem)
+        if block_ids:
+            self.tables_BP[slot, begin:end] = torch.tensor(block_ids)
+            held.block_ids.extend(block_ids)

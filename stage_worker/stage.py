@@ -1,0 +1,188 @@
+"""One stage on one device: its part of the model, its KV cache, its slots; runs steps in order.
+
+Owned by the executor's thread, which alone calls it. Knows no streams, epochs' names or clocks:
+steps and hidden states come in, hidden states or sampled tokens go out.
+
+Shapes: T tokens of the step, H hidden size, B rows to sample from.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runtime.checkpoint import Checkpoint
+from runtime.errors import FrameError, NotEnoughMemoryError, TokenOutOfVocabularyError
+from runtime.model_config import ModelConfig, load_model_config
+from runtime.step import SampledToken, Step
+from stage_worker.kv_cache import BlockShape, KVCache
+from stage_worker.model.decoder import Decoder, LayerRange, tensor_prefixes
+from stage_worker.model.rope import RotaryEmbedding
+from stage_worker.sampling import Draw, sample
+from stage_worker.slot_table import SlotLimits, SlotTable
+from stage_worker.step_plan import StepPlan, StepPlanner
+from stage_worker.weights import DTYPES, BytesProgress, WeightReader
+
+_DEFAULT_KV_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """Which part of a model to run, and how; `kv_memory_bytes` 0 means 1 GiB.
+
+    `dtype` is "float32", "bfloat16" or "float16", of weights, KV cache and hidden states alike.
+    """
+
+    first_layer: int
+    num_layers: int
+    is_first: bool
+    is_last: bool
+    dtype: str
+    block_size: int
+    max_model_len: int
+    kv_memory_bytes: int
+    num_threads: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What a step leaves: hidden states for the next stage, or tokens from the last."""
+
+    hidden_TH: Tensor | None
+    sampled: tuple[SampledToken, ...]
+
+
+class Stage:
+    """Loaded weights and, from `open_epoch` on, an empty cache that steps fill."""
+
+    def __init__(
+        self, spec: StageSpec, config: ModelConfig, decoder: Decoder, weights_bytes: int
+    ) -> None:
+        self.spec = spec
+        self.config = config
+        self.weights_bytes = weights_bytes
+        self._decoder = decoder
+        self._dtype = DTYPES[spec.dtype]
+        self._device = torch.device(spec.device)
+        self._block_shape = BlockShape(
+            spec.block_size, config.num_kv_heads, config.head_dim, self._dtype
+        )
+        self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
+        self._planner: StepPlanner | None = None
+        self._cache: KVCache | None = None
+
+    @classmethod
+    def load(cls, folder: Path, spec: StageSpec, progress: BytesProgress) -> "Stage":
+        """Reads this stage's tensors alone; `progress` gets bytes done and in total.
+
+        Raises what `load_model_config` and `Checkpoint.open` raise, and `CheckpointError` for a
+        tensor that is missing or misshapen.
+        """
+        torch.set_num_threads(spec.num_threads)
+        config = load_model_config(folder)
+        part = LayerRange(spec.first_layer, spec.num_layers, spec.is_first, spec.is_last)
+        dtype, device = DTYPES[spec.dtype], torch.device(spec.device)
+        with torch.inference_mode():
+            reader = WeightReader(
+                Checkpoint.open(folder),
+                tensor_prefixes(config, part),
+                dtype=dtype,
+                device=device,
+                progress=progress,
+            )
+            rope = RotaryEmbedding(config.rope, config.head_dim, dtype=dtype, device=device)
+            decoder = Decoder.load(reader, config, part, rope)
+        return cls(spec, config, decoder, reader.loaded_bytes)
+
+    @property
+    def num_slots_used(self) -> int:
+        """Open slots."""
+        return self._slots.num_slots_used
+
+    @property
+    def num_blocks_used(self) -> int:
+        """KV blocks that open slots hold."""
+        return self._slots.num_blocks_used
+
+    def kv_block_capacity(self) -> int:
+        """How many KV blocks fit. Raises `NotEnoughMemoryError` where not even one does."""
+        available_bytes = self.spec.kv_memory_bytes or _DEFAULT_KV_BYTES
+        block_bytes = self._block_shape.num_bytes * self.spec.num_layers
+        if available_bytes < block_bytes:
+            raise NotEnoughMemoryError(
+                needed_bytes=block_bytes, available_bytes=available_bytes, what="one KV block"
+            )
+        return available_bytes // block_bytes
+
+    def open_epoch(self, num_blocks: int, max_sequences: int) -> None:
+        """Starts over with empty slots, tables and cache. Comes before the first `run`."""
+        spec, shape = self.spec, self._block_shape
+        limits = SlotLimits(max_sequences, num_blocks, spec.block_size, spec.max_model_len)
+        self._slots = SlotTable(limits)
+        self._planner = StepPlanner(self._slots, shape, self._device)
+        self._cache = None  # the old memory goes before the new is taken
+        self._cache = KVCache(
+            shape,
+            num_layers=spec.num_layers,
+            num_blocks=num_blocks,
+            max_gather_blocks=max(shape.num_gather_blocks, shape.num_blocks(spec.max_model_len)),
+            device=self._device,
+        )
+
+    @torch.inference_mode()
+    def run(self, step: Step, hidden_TH: Tensor | None) -> StageOutput:
+        """Computes a step; `hidden_TH` comes from the stage before, or is None on the first.
+
+        Everything is checked before anything is computed: see `SlotTable.apply`; besides,
+        `TokenOutOfVocabularyError` on the first stage and `FrameError` for hidden states that do
+        not fit. `NonFiniteLogitsError` comes out of the computation. Any error ends the epoch.
+        """
+        self._slots.apply(step)
+        self._check_input(step, hidden_TH)
+        if not step.chunks:
+            return StageOutput(None, ())
+        assert self._planner is not None
+        assert self._cache is not None
+        plan = self._planner.plan(step)
+        if hidden_TH is None:
+            token_ids = [token for chunk in step.chunks for token in chunk.token_ids]
+            hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self._device))
+        hidden_TH = self._decoder.forward(
+            hidden_TH, plan.positions_T, plan.attention, self._cache.layers
+        )
+        if not self.spec.is_last:
+            return StageOutput(hidden_TH, ())
+        return StageOutput(None, self._sample(hidden_TH, plan))
+
+    def _sample(self, hidden_TH: Tensor, plan: StepPlan) -> tuple[SampledToken, ...]:
+        if not plan.sampled_chunks:
+            return ()
+        logits_BV = self._decoder.logits(hidden_TH[plan.sampled_rows])
+        draws = [
+            Draw(
+                chunk.slot,
+                self._slots[chunk.slot].sampling,
+                position=chunk.position + len(chunk.token_ids),
+            )
+            for chunk in plan.sampled_chunks
+        ]
+        return sample(logits_BV, draws)
+
+    def _check_input(self, step: Step, hidden_TH: Tensor | None) -> None:
+        if self.spec.is_first:
+            self._check_tokens(step)
+        expected: object = None
+        if step.chunks and not self.spec.is_first:
+            expected = (self._dtype, (step.num_tokens, self.config.hidden_size))
+        actual = None if hidden_TH is None else (hidden_TH.dtype, tuple(hidden_TH.shape))
+        if actual != expected:
+            raise FrameError(what="hidden states", expected=expected, actual=actual)
+
+    def _check_tokens(self, step: Step) -> None:
+        vocab_size = self.config.vocab_size
+        for chunk in step.chunks:
+            token_id = max(chunk.token_ids)
+            if token_id >= vocab_size:
+                raise TokenOutOfVocabularyError(token_id=token_id, vocab_size=vocab_size)

@@ -1,0 +1,57 @@
+"""What this process can say about itself: its device and its memory."""
+
+import os
+import platform
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from protos import mesh_pb2
+
+_PROC_STATUS = Path("/proc/self/status")
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+def describe_device(kind: str) -> mesh_pb2.Device:
+    """The device that this worker would compute on, with all of its memory."""
+    if kind == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        return mesh_pb2.Device(
+            kind=kind, name=properties.name, memory_bytes=properties.total_memory
+        )
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return mesh_pb2.Device(kind=kind, name=_cpu_name(), memory_bytes=memory_bytes)
+
+
+def rss_bytes() -> int:
+    """Memory of this process that is resident now; its peak where the system only tells that."""
+    return _proc_bytes("VmRSS") or peak_rss_bytes()
+
+
+def peak_rss_bytes() -> int:
+    """The most memory of this process that was ever resident."""
+    # Not ru_maxrss where there is a choice: it starts from what the parent held at the fork.
+    peak = _proc_bytes("VmHWM")
+    if peak is not None:
+        return peak
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _proc_bytes(field: str) -> int | None:
+    if not _PROC_STATUS.exists():
+        return None
+    for line in _PROC_STATUS.read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cpu_name() -> str:
+    if _CPU_INFO.exists():
+        for line in _CPU_INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,143 @@
+"""What one step computes, as index tensors made once and used by every layer.
+
+Turns a step's chunks and the slots' block tables into positions, cache rows, attention calls and
+the rows to sample from. Reads `slot_table.py`, changes nothing.
+
+Shapes: T tokens of the step, A its chunks, B sequences of one decode batch, P blocks of a sequence,
+S tokens of context, t tokens of one chunk.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from runtime.step import SequenceChunk, Step
+from stage_worker.kv_cache import Blocks, BlockShape
+from stage_worker.model.paged_attention import AttentionPlan, DecodeBatch, PrefillChunk
+from stage_worker.slot_table import SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """`sampled_rows` are the last rows of the chunks in `sampled_chunks`, in their order."""
+
+    positions_T: Tensor
+    attention: AttentionPlan
+    sampled_rows: Tensor
+    sampled_chunks: tuple[SequenceChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A chunk's rows in the step, and its context: everything held with these rows included."""
+
+    slot: int
+    row: int
+    num_tokens: int
+    num_context: int
+
+
+class StepPlanner:
+    """Makes plans for one stage in one epoch."""
+
+    def __init__(self, slots: SlotTable, shape: BlockShape, device: torch.device) -> None:
+        self._slots = slots
+        self._shape = shape
+        self._device = device
+
+    def plan(self, step: Step) -> StepPlan:
+        """The plan of a step that `SlotTable.apply` has taken over and that has tokens."""
+        spans = _spans(step)
+        positions_T, cache_rows_T = self._places(step.chunks)
+        prefills = tuple(self._prefill(span) for span in spans if span.num_tokens > 1)
+        sampled = [
+            (chunk, span) for chunk, span in zip(step.chunks, spans, strict=True) if chunk.sample
+        ]
+        last_rows = [span.row + span.num_tokens - 1 for _, span in sampled]
+        return StepPlan(
+            positions_T=positions_T.to(self._device),
+            attention=AttentionPlan(
+                cache_rows_T.to(self._device), self._decode_batches(spans), prefills
+            ),
+            sampled_rows=torch.tensor(last_rows, dtype=torch.int64, device=self._device),
+            sampled_chunks=tuple(chunk for chunk, _ in sampled),
+        )
+
+    def _places(self, chunks: tuple[SequenceChunk, ...]) -> tuple[Tensor, Tensor]:
+        """Each token's position in its sequence and its row in the cache, both [T]."""
+        counts_A = torch.tensor([len(chunk.token_ids) for chunk in chunks])
+        slots_A = torch.tensor([chunk.slot for chunk in chunks])
+        starts_A = (
+            torch.tensor([chunk.position for chunk in chunks]) - counts_A.cumsum(0) + counts_A
+        )
+        slots_T = slots_A.repeat_interleave(counts_A)
+        positions_T = starts_A.repeat_interleave(counts_A).add_(torch.arange(len(slots_T)))
+        size = self._shape.block_size
+        blocks_T = self._slots.tables_BP[slots_T, positions_T // size]
+        return positions_T, blocks_T * size + positions_T % size
+
+    def _decode_batches(self, spans: tuple[_Span, ...]) -> tuple[DecodeBatch, ...]:
+        """Longest first; a batch ends where padding would double it or its blocks fill the cache.
+
+        The cache meant is the processor's: blocks are gathered only so many at a time.
+        """
+        decodes = sorted((s for s in spans if s.num_tokens == 1), key=lambda s: -s.num_context)
+        batches: list[list[_Span]] = []
+        for span in decodes:
+            if batches:
+                num_blocks = self._shape.num_blocks(batches[-1][0].num_context)
+                fits = (len(batches[-1]) + 1) * num_blocks <= self._shape.num_gather_blocks
+                if fits and 2 * self._shape.num_blocks(span.num_context) >= num_blocks:
+                    batches[-1].append(span)
+                    continue
+            batches.append([span])
+        return tuple(self._decode_batch(batch) for batch in batches)
+
+    def _decode_batch(self, spans: list[_Span]) -> DecodeBatch:
+        rows_B = torch.tensor([span.row for span in spans], device=self._device)
+        if len(spans) == 1:
+            blocks, num_context = self._blocks(spans[0]), spans[0].num_context
+            return DecodeBatch(rows_B, blocks, num_context, mask_B11S=None)
+        num_blocks = self._shape.num_blocks(spans[0].num_context)
+        tables_BP = self._slots.tables_BP[[span.slot for span in spans], :num_blocks]
+        num_context = num_blocks * self._shape.block_size
+        lengths_B1 = torch.tensor([[span.num_context] for span in spans])
+        mask_BS = torch.zeros(len(spans), num_context, dtype=self._shape.dtype)
+        mask_BS.masked_fill_(torch.arange(num_context) >= lengths_B1, -math.inf)
+        return DecodeBatch(
+            rows_B,
+            tables_BP.flatten().to(self._device),
+            num_context,
+            mask_B11S=mask_BS[:, None, None].to(self._device),
+        )
+
+    def _prefill(self, span: _Span) -> PrefillChunk:
+        mask_tS = None
+        if span.num_context > span.num_tokens:
+            mask_tS = torch.full(
+                (span.num_tokens, span.num_context),
+                -math.inf,
+                dtype=self._shape.dtype,
+                device=self._device,
+            ).triu_(span.num_context - span.num_tokens + 1)
+        rows = slice(span.row, span.row + span.num_tokens)
+        return PrefillChunk(rows, self._blocks(span), span.num_context, mask_tS)
+
+    def _blocks(self, span: _Span) -> Blocks:
+        ids = self._slots[span.slot].block_ids[: self._shape.num_blocks(span.num_context)]
+        if all(after == before + 1 for before, after in pairwise(ids)):
+            return slice(ids[0], ids[-1] + 1)
+        return torch.tensor(ids, device=self._device)
+
+
+def _spans(step: Step) -> tuple[_Span, ...]:
+    spans = []
+    row = 0
+    for chunk in step.chunks:
+        num_tokens = len(chunk.token_ids)
+        spans.append(_Span(chunk.slot, row, num_tokens, chunk.position + num_tokens))
+        row += num_tokens
+    return tuple(spans)

@@ -1,0 +1,231 @@
+"""What one worker holds, and the changes of it: nothing, a part of a model, a running epoch.
+
+One assignment and at most one epoch at a time; a new one replaces the old one cleanly. Changes
+come one after the other. It knows nothing of RPCs; `service.py` maps them onto these calls.
+"""
+
+import asyncio
+import gc
+from functools import partial
+
+from protos import stage_pb2
+from runtime.errors import (
+    AssignmentError,
+    EpochEndedError,
+    InvalidRequestError,
+    NeverFitsError,
+    NotReadyError,
+    StaleEpochError,
+)
+from stage_worker.assembly import ReceivePlan
+from stage_worker.epoch import EpochPlan, EpochSession
+from stage_worker.executor import DeviceThread
+from stage_worker.loading import LoadedPart, WorkerDevice, compute_canary, load_part
+from stage_worker.next_stage import LinkPlan
+from stage_worker.progress import ProgressFn
+from stage_worker.results import ResultsLog
+from stage_worker.status import peak_rss_bytes, rss_bytes
+from stage_worker.transport import epoch_name
+
+_MIN_WINDOW = 2
+
+
+class Worker:
+    """The worker's state; used from the event loop, while the device's thread does the work."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        device: WorkerDevice,
+        thread: DeviceThread,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.worker_id = worker_id
+        self._device = device
+        self._thread = thread
+        self._tasks = tasks
+        self._changing = asyncio.Lock()
+        self._is_loading = False
+        self._loaded: LoadedPart | None = None
+        self._session: EpochSession | None = None
+        self._session_task: asyncio.Task[None] | None = None
+        # Outlives its session, so that a reader that comes late still learns why it failed.
+        self._results: ResultsLog | None = None
+
+    async def load(
+        self, assignment: stage_pb2.Assignment, progress: ProgressFn
+    ) -> stage_pb2.LoadReport:
+        """End the epoch, drop the weights, and load this part instead."""
+        async with self._change():
+            await self._drop()
+            self._is_loading = True
+            try:
+                self._loaded = await self._thread.run(
+                    partial(load_part, assignment, self._device, progress)
+                )
+            finally:
+                self._is_loading = False
+        return stage_pb2.LoadReport(
+            num_kv_blocks=self._loaded.num_kv_blocks,
+            weights_bytes=self._loaded.stage.weights_bytes,
+            peak_rss_bytes=peak_rss_bytes(),
+            load_seconds=self._loaded.load_seconds,
+            weights_fingerprint=self._loaded.fingerprint,
+        )
+
+    async def record_canary(
+        self, request: stage_pb2.RecordCanaryRequest, progress: ProgressFn
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Token ids and log-probabilities, most likely first, of the model in one piece."""
+        return await self._thread.run(partial(compute_canary, request, self._device, progress))
+
+    async def open_epoch(self, request: stage_pb2.OpenEpochRequest) -> None:
+        """End the running epoch and start another, with the next stage connected."""
+        async with self._change():
+            loaded = self._check_epoch(request)
+            await self._end_session()
+            stage = loaded.stage
+            await self._thread.run(
+                partial(stage.open_epoch, request.num_kv_blocks, request.max_sequences)
+            )
+            session = EpochSession(_epoch_plan(request, loaded), stage, self._thread)
+            self._results = session.results
+            self._session = session
+            self._session_task = self._tasks.create_task(session.run())
+            await session.wait_open()
+
+    def session(self) -> EpochSession:
+        """The running epoch; raises EpochEndedError when there is none."""
+        if self._session is None or self._session.is_over:
+            raise EpochEndedError(cause="no_epoch", detail="this worker has no open epoch")
+        return self._session
+
+    def results(self, epoch: stage_pb2.EpochId) -> ResultsLog:
+        """The results of `epoch`, which is the running or the latest one."""
+        if self._results is None or self._results.epoch != epoch:
+            raise StaleEpochError(expected=self._latest_epoch(), actual=epoch_name(epoch))
+        return self._results
+
+    async def unload(self) -> None:
+        """End the epoch and drop the weights."""
+        async with self._change():
+            await self._drop()
+
+    async def close(self) -> None:
+        """End the epoch; the process is about to end."""
+        await self._end_session()
+
+    def status(self) -> stage_pb2.StatusResponse:
+        """What this worker holds and does now."""
+        response = stage_pb2.StatusResponse(
+            worker_id=self.worker_id,
+            state=self._state(),
+            rss_bytes=rss_bytes(),
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+        if self._loaded is not None:
+            stage = self._loaded.stage
+            response.assignment.CopyFrom(self._loaded.assignment)
+            response.weights_bytes = stage.weights_bytes
+            response.num_kv_blocks = self._loaded.num_kv_blocks
+            response.num_kv_blocks_used = stage.num_blocks_used
+            response.num_slots_used = stage.num_slots_used
+        if self._session is not None:
+            response.epoch.CopyFrom(self._session.epoch)
+            response.num_steps = self._session.num_steps
+        return response
+
+    def _state(self) -> stage_pb2.WorkerState:
+        if self._is_loading:
+            return stage_pb2.WORKER_STATE_LOADING
+        if self._loaded is None:
+            return stage_pb2.WORKER_STATE_EMPTY
+        if self._session is None or self._session.is_over:
+            return stage_pb2.WORKER_STATE_LOADED
+        return stage_pb2.WORKER_STATE_SERVING
+
+    def _change(self) -> asyncio.Lock:
+        """Hold it to change what the worker holds; not to be waited for during a long load."""
+        if self._is_loading:
+            raise NotReadyError(phase="loading")
+        return self._changing
+
+    async def _drop(self) -> None:
+        await self._end_session()
+        self._session = None
+        self._loaded = None
+        await self._thread.run(gc.collect)
+
+    async def _end_session(self) -> None:
+        if self._session_task is not None:
+            self._session_task.cancel()
+            await asyncio.wait((self._session_task,))
+            self._session_task = None
+
+    def _latest_epoch(self) -> str:
+        return "none" if self._results is None else epoch_name(self._results.epoch)
+
+    def _check_epoch(self, request: stage_pb2.OpenEpochRequest) -> LoadedPart:
+        """Refuse what does not fit the loaded part, or is older than the latest epoch."""
+        if self._loaded is None:
+            raise NotReadyError(phase="nothing is loaded")
+        assignment = self._loaded.assignment
+        expected = (assignment.replica, assignment.stage, assignment.rank)
+        actual = (request.replica, request.stage, request.rank)
+        if expected != actual:
+            raise AssignmentError(
+                expected="replica {}, stage {}, rank {}".format(*expected),
+                actual="replica {}, stage {}, rank {}".format(*actual),
+            )
+        latest = None if self._results is None else self._results.epoch
+        if (
+            latest is not None
+            and request.epoch.coordinator_id == latest.coordinator_id
+            and request.epoch.counter <= latest.counter
+        ):
+            raise StaleEpochError(
+                expected=f"later than {epoch_name(latest)}", actual=epoch_name(request.epoch)
+            )
+        _check_limits(request, self._loaded)
+        return self._loaded
+
+
+def _check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> None:
+    for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
+        if getattr(request, name) < 1:
+            raise InvalidRequestError(field=name, problem="must be at least 1")
+    if request.window < _MIN_WINDOW:
+        raise InvalidRequestError(field="window", problem=f"must be at least {_MIN_WINDOW}")
+    if request.num_kv_blocks > loaded.num_kv_blocks:
+        raise NeverFitsError(
+            num_blocks_needed=request.num_kv_blocks, num_blocks=loaded.num_kv_blocks
+        )
+    num_next = 0 if loaded.stage.spec.is_last else 1
+    if len(request.next) != num_next:
+        raise InvalidRequestError(
+            field="next", problem=f"needs {num_next} ranks here, got {len(request.next)}"
+        )
+
+
+def _epoch_plan(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> EpochPlan:
+    hidden_interval = (0, loaded.stage.config.hidden_size)
+    dtype = loaded.assignment.dtype
+    receive = ReceivePlan(
+        epoch=request.epoch,
+        num_senders=request.num_senders,
+        window=request.window,
+        max_step_tokens=request.max_step_tokens,
+        dtype=dtype,
+        hidden_interval=None if loaded.stage.spec.is_first else hidden_interval,
+    )
+    if not request.next:
+        return EpochPlan(receive, link=None)
+    link = LinkPlan(
+        epoch=request.epoch,
+        sender_rank=request.rank,
+        address=request.next[0].address,
+        window=request.window,
+        dtype=dtype,
+        hidden_interval=hidden_interval,
+    )
+    return EpochPlan(receive, link)

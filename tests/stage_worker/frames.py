@@ -1,0 +1,52 @@
+"""Frames and headers for tests of the wire, made as a sender of the plan would make them."""
+
+import torch
+
+from protos import stage_pb2
+from runtime.step import SequenceChunk, Step
+from runtime.step_codec import step_to_header
+from stage_worker.assembly import ReceivePlan
+from stage_worker.next_stage import LinkPlan, step_frames
+from stage_worker.transport import WireFrame, decode_frame, encode_frame
+
+EPOCH = stage_pb2.EpochId(coordinator_id="coordinator", counter=3)
+HIDDEN_SIZE = 8
+
+
+def receive_plan(
+    *,
+    num_senders: int = 1,
+    window: int = 2,
+    max_step_tokens: int = 16,
+    dtype: stage_pb2.DType = stage_pb2.DTYPE_FLOAT32,
+    hidden_interval: tuple[int, int] | None = (0, HIDDEN_SIZE),
+) -> ReceivePlan:
+    """What a rank in the middle of a pipeline expects."""
+    return ReceivePlan(EPOCH, num_senders, window, max_step_tokens, dtype, hidden_interval)
+
+
+def make_header(number: int, num_tokens: int = 3) -> stage_pb2.StepHeader:
+    """A step of one sequence's chunk, or an empty one."""
+    chunks = (SequenceChunk(0, 0, tuple(range(num_tokens))),) if num_tokens else ()
+    return step_to_header(Step(number, chunks=chunks))
+
+
+def make_frames(
+    header: stage_pb2.StepHeader,
+    hidden_TH: torch.Tensor | None,
+    *,
+    sender_rank: int = 0,
+    hidden_interval: tuple[int, int] = (0, HIDDEN_SIZE),
+    dtype: stage_pb2.DType = stage_pb2.DTYPE_FLOAT32,
+) -> list[WireFrame]:
+    """One step as it comes out of the other end of the wire."""
+    plan = LinkPlan(EPOCH, sender_rank, "", 2, dtype, hidden_interval)
+    frames = step_frames(plan, header, hidden_TH)
+    return [decode_frame(encode_frame(frame)) for frame in frames]
+
+
+def make_frame(number: int, num_tokens: int = 3) -> WireFrame:
+    """The one frame of a small step with an activation of ones."""
+    hidden_TH = torch.ones(num_tokens, HIDDEN_SIZE) if num_tokens else None
+    (frame,) = make_frames(make_header(number, num_tokens), hidden_TH)
+    return frame

@@ -1,0 +1,136 @@
+"""Workers that answer on loopback, in this process: the real service without process or mesh."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import grpc.aio
+
+from protos import stage_pb2, stage_pb2_grpc
+from runtime import rpc
+from runtime.step import Step
+from runtime.step_codec import step_to_header
+from stage_worker.executor import DeviceThread
+from stage_worker.loading import WorkerDevice
+from stage_worker.service import StageService
+from stage_worker.worker import Worker
+
+WAIT_SECONDS = 20.0
+ForwardCall = grpc.aio.StreamStreamCall[stage_pb2.Frame, stage_pb2.Credit]
+ResultsCall = grpc.aio.UnaryStreamCall[stage_pb2.ResultsRequest, stage_pb2.StepResult]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorker:
+    """A worker, where it listens, and a client's way to it."""
+
+    worker: Worker
+    address: str
+    stub: stage_pb2_grpc.StageStub
+
+    async def load(self, assignment: stage_pb2.Assignment) -> list[stage_pb2.LoadProgress]:
+        call = self.stub.Load(stage_pb2.LoadRequest(assignment=assignment), timeout=WAIT_SECONDS)
+        return [message async for message in call]
+
+    async def state(self) -> stage_pb2.StatusResponse:
+        return await self.stub.Status(stage_pb2.StatusRequest(), timeout=WAIT_SECONDS)
+
+    async def open_epoch(self, request: stage_pb2.OpenEpochRequest) -> None:
+        await self.stub.OpenEpoch(request, timeout=WAIT_SECONDS)
+
+    def results(self, epoch: stage_pb2.EpochId) -> ResultsCall:
+        return self.stub.Results(stage_pb2.ResultsRequest(epoch=epoch), timeout=WAIT_SECONDS)
+
+    def forward(self) -> ForwardCall:
+        return self.stub.Forward(timeout=WAIT_SECONDS)
+
+
+async def next_result(results: ResultsCall) -> stage_pb2.StepResult:
+    """The next message of a Results stream that has not ended."""
+    message = await results.read()
+    assert isinstance(message, stage_pb2.StepResult)
+    return message
+
+
+@asynccontextmanager
+async def live_workers(count: int) -> AsyncIterator[list[LiveWorker]]:
+    """`count` workers; at the end nothing of them may be left running."""
+    async with asyncio.TaskGroup() as tasks, live_worker_in(tasks) as first:
+        if count == 1:
+            yield [first]
+        else:
+            async with live_workers(count - 1) as others:
+                yield [first, *others]
+
+
+@asynccontextmanager
+async def live_worker_in(tasks: asyncio.TaskGroup) -> AsyncIterator[LiveWorker]:
+    """One worker whose sessions run in `tasks`."""
+    with closing(DeviceThread(1)) as thread:
+        worker = Worker("worker", WorkerDevice("cpu", num_threads=1), thread, tasks)
+        server = rpc.make_server()
+        StageService(worker).add_to(server)
+        address = await rpc.bind(server, "127.0.0.1:0")
+        await server.start()
+        try:
+            async with rpc.dial(address) as channel:
+                yield LiveWorker(worker, address, stage_pb2_grpc.StageStub(channel))
+        finally:
+            await worker.close()
+            await server.stop(grace=1.0)
+
+
+def make_assignments(
+    folder: Path, layer_counts: Sequence[int], fingerprint: str = ""
+) -> list[stage_pb2.Assignment]:
+    """One assignment a stage, float32."""
+    firsts = (0, *accumulate(layer_counts))
+    return [
+        stage_pb2.Assignment(
+            stage=stage,
+            num_stages=len(layer_counts),
+            tp_size=1,
+            first_layer=firsts[stage],
+            num_layers=num_layers,
+            model=str(folder),
+            weights_fingerprint=fingerprint,
+            dtype=stage_pb2.DTYPE_FLOAT32,
+            block_size=8,
+            max_model_len=512,
+            kv_memory_bytes=1 << 20,
+        )
+        for stage, num_layers in enumerate(layer_counts)
+    ]
+
+
+def make_opening(
+    counter: int, *, stage: int = 0, next_address: str | None = None, window: int = 2
+) -> stage_pb2.OpenEpochRequest:
+    """An epoch of the coordinator named `coordinator`."""
+    return stage_pb2.OpenEpochRequest(
+        epoch=stage_pb2.EpochId(coordinator_id="coordinator", counter=counter),
+        stage=stage,
+        num_kv_blocks=8,
+        max_sequences=4,
+        max_step_tokens=32,
+        window=window,
+        next=[] if next_address is None else [stage_pb2.Peer(address=next_address)],
+        num_senders=1,
+    )
+
+
+async def open_pipeline(workers: Sequence[LiveWorker], counter: int) -> stage_pb2.EpochId:
+    """Opens one epoch on all stages, the last one first, as the coordinator does."""
+    next_address = None
+    for stage, worker in reversed(list(enumerate(workers))):
+        await worker.open_epoch(make_opening(counter, stage=stage, next_address=next_address))
+        next_address = worker.address
+    return stage_pb2.EpochId(coordinator_id="coordinator", counter=counter)
+
+
+def coordinator_frame(epoch: stage_pb2.EpochId, step: Step) -> stage_pb2.Frame:
+    """What the coordinator sends to stage 0: the header alone."""
+    return stage_pb2.Frame(epoch=epoch, step=step.number, header=step_to_header(step), last=True)

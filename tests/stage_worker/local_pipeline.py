@@ -1,0 +1,149 @@
+"""Stages run one after the other in one process: what a replica computes, without the mesh.
+
+Stands in for scheduler and streams: gives out slots and blocks, cuts prompts into chunks and checks
+at the end that nothing is left behind.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+from torch import Tensor
+
+from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
+from stage_worker.stage import Stage, StageSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt that starts at step `start` and gets `num_tokens` new tokens."""
+
+    prompt_ids: tuple[int, ...]
+    num_tokens: int = 1
+    sampling: SlotSampling = SlotSampling()
+    start: int = 0
+
+
+@dataclass(slots=True)
+class Running:
+    """A request in its slot: `token_ids` are its prompt and what was sampled."""
+
+    request: Request
+    slot: int
+    token_ids: list[int]
+    num_cached: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    sampled: list[SampledToken] = field(default_factory=list)
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.sampled) == self.request.num_tokens
+
+
+def make_spec(num_layers: int, first_layer: int = 0, of: int | None = None) -> StageSpec:
+    """A float32 stage of a model with `of` layers (as many as the stage, if not given)."""
+    return StageSpec(
+        first_layer=first_layer,
+        num_layers=num_layers,
+        is_first=first_layer == 0,
+        is_last=first_layer + num_layers == (of or num_layers),
+        dtype="float32",
+        block_size=8,
+        max_model_len=4096,
+        kv_memory_bytes=0,
+        num_threads=1,
+    )
+
+
+def load_stages(folder: Path, layer_counts: Sequence[int]) -> list[Stage]:
+    """One stage per count."""
+    first_layers = accumulate(layer_counts, initial=0)
+    return [
+        Stage.load(folder, make_spec(count, first, sum(layer_counts)), lambda done, total: None)
+        for count, first in zip(layer_counts, first_layers, strict=False)
+    ]
+
+
+class LocalPipeline:
+    """A replica of these stages in an epoch of its own; blocks come in a shuffled order."""
+
+    def __init__(self, stages: Sequence[Stage], num_blocks: int = 600, max_sequences: int = 8):
+        self._stages = stages
+        self._block_size = stages[0].spec.block_size
+        for stage in stages:
+            stage.open_epoch(num_blocks, max_sequences)
+        self._free_blocks = list(range(num_blocks))
+        random.Random(num_blocks).shuffle(self._free_blocks)
+        self._free_slots = list(range(max_sequences))
+        self._num_steps = 0
+        self._released: list[int] = []
+
+    def generate(
+        self, requests: Sequence[Request], chunk_sizes: Iterable[int]
+    ) -> list[list[SampledToken]]:
+        """Every step takes the next chunk size and gives each running prompt a chunk of it."""
+        waiting = list(requests)
+        running: list[Running] = []
+        finished: dict[int, Running] = {}
+        sizes = iter(chunk_sizes)
+        step = 0
+        while waiting or running:
+            started = [request for request in waiting if request.start <= step]
+            waiting = [request for request in waiting if request.start > step]
+            opened = [self._start(request) for request in started]
+            running += opened
+            if running:
+                self._step(running, opened, next(sizes))
+            for done in [sequence for sequence in running if sequence.is_finished]:
+                running.remove(done)
+                self.release(done)
+                finished[id(done.request)] = done
+            step += 1
+        return [finished[id(request)].sampled for request in requests]
+
+    def release(self, sequence: Running) -> None:
+        """Takes the sequence out with the next step."""
+        self._released.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        self._free_blocks += sequence.block_ids
+
+    def close(self) -> None:
+        """Releases what is left to release and checks that nothing is held any more."""
+        self._run(Step(self._num_steps, released_slots=tuple(self._released)))
+        for stage in self._stages:
+            assert stage.num_slots_used == 0
+            assert stage.num_blocks_used == 0
+
+    def _start(self, request: Request) -> Running:
+        return Running(request, self._free_slots.pop(0), list(request.prompt_ids))
+
+    def _step(self, running: list[Running], opened: list[Running], chunk_size: int) -> None:
+        chunks = tuple(self._chunk(sequence, chunk_size) for sequence in running)
+        openings = tuple(SlotOpening(new.slot, new.request.sampling) for new in opened)
+        sampled = self._run(Step(self._num_steps, tuple(self._released), openings, chunks))
+        self._num_steps += 1
+        self._released = []
+        by_slot = {sequence.slot: sequence for sequence in running}
+        for token in sampled:
+            by_slot[token.slot].sampled.append(token)
+            by_slot[token.slot].token_ids.append(token.token_id)
+
+    def _chunk(self, sequence: Running, chunk_size: int) -> SequenceChunk:
+        begin = sequence.num_cached
+        end = min(begin + chunk_size, len(sequence.token_ids))
+        num_new = -(-end // self._block_size) - len(sequence.block_ids)
+        new_block_ids = tuple(self._free_blocks.pop(0) for _ in range(num_new))
+        sequence.block_ids += new_block_ids
+        sequence.num_cached = end
+        token_ids = tuple(sequence.token_ids[begin:end])
+        is_whole = end == len(sequence.token_ids)
+        return SequenceChunk(sequence.slot, begin, token_ids, new_block_ids, sample=is_whole)
+
+    def _run(self, step: Step) -> tuple[SampledToken, ...]:
+        hidden_TH: Tensor | None = None
+        for stage in self._stages:
+            output = stage.run(step, hidden_TH)
+            hidden_TH = output.hidden_TH
+        return output.sampled

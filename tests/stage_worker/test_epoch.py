@@ -1,0 +1,199 @@
+"""An epoch in the middle of a pipeline: overlap, push-back and the record of its sends.
+
+The test plays the stage before, the device and the stage after, each of which waits for its word.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import Any, cast
+
+import torch
+
+from protos import stage_pb2
+from runtime import rpc
+from runtime.step import SendTiming, Step
+from runtime.step_codec import result_from_proto
+from stage_worker.epoch import EpochPlan, EpochSession
+from stage_worker.executor import DeviceThread
+from stage_worker.next_stage import LinkPlan, NextStage
+from stage_worker.stage import Stage, StageOutput
+from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
+from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE, make_header, receive_plan
+
+WAIT_SECONDS = 20.0
+NUM_TOKENS = 2
+
+
+class _Device:
+    """A Stage that adds one, and holds each step that it was told to hold."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Queue[int] = asyncio.Queue()
+        self.held: dict[int, threading.Event] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def hold(self, number: int) -> threading.Event:
+        self.held[number] = threading.Event()
+        return self.held[number]
+
+    def run(self, step: Step, hidden_TH: torch.Tensor | None) -> StageOutput:
+        self._loop.call_soon_threadsafe(self.begun.put_nowait, step.number)
+        if step.number in self.held:
+            assert self.held[step.number].wait(WAIT_SECONDS)
+        assert hidden_TH is not None
+        return StageOutput(hidden_TH + 1.0, ())
+
+
+class _After:
+    """The next stage: takes every frame, gives a credit when told to."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[WireFrame] = asyncio.Queue()
+        self.credits: asyncio.Queue[int] = asyncio.Queue()
+
+    async def forward(self, _: Any, context: ForwardContext) -> None:
+        await context.send_initial_metadata(())
+        async with asyncio.TaskGroup() as tasks:
+            crediting = tasks.create_task(self._give_credits(context))
+            while isinstance(frame := await context.read(), WireFrame):
+                self.frames.put_nowait(frame)
+            crediting.cancel()
+
+    async def _give_credits(self, context: ForwardContext) -> None:
+        while True:
+            await context.write(stage_pb2.Credit(step=await self.credits.get()))
+
+
+class _Before:
+    """The stage before: sends steps as its credits allow."""
+
+    def __init__(self, link: NextStage, tasks: asyncio.TaskGroup) -> None:
+        self._link = link
+        self._tasks = tasks
+        self._num_steps = 0
+
+    async def send(self) -> None:
+        """One step, filled with its number."""
+        number, self._num_steps = self._num_steps, self._num_steps + 1
+        hidden_TH = torch.full((NUM_TOKENS, HIDDEN_SIZE), float(number))
+        await self._link.send(make_header(number, NUM_TOKENS), hidden_TH)
+
+    def start_sending(self, num_steps: int) -> "asyncio.Task[None]":
+        async def send_all() -> None:
+            for _ in range(num_steps):
+                await self.send()
+
+        return self._tasks.create_task(send_all())
+
+
+@asynccontextmanager
+async def _middle() -> AsyncIterator[tuple[_Before, _Device, EpochSession, _After]]:
+    device, after = _Device(), _After()
+    async with (
+        asyncio.timeout(WAIT_SECONDS),
+        _serving(after.forward) as after_address,
+        asyncio.TaskGroup() as tasks,
+    ):
+        link = LinkPlan(EPOCH, 0, after_address, 2, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE))
+        with closing(DeviceThread(1)) as thread:
+            plan = EpochPlan(receive_plan(window=2), link)
+            session = EpochSession(plan, cast("Stage", device), thread)
+            running = tasks.create_task(session.run())
+
+            async def forward(_: Any, context: ForwardContext) -> None:
+                await session.serve_sender(context)
+
+            async with _serving(forward) as address:
+                before_plan = LinkPlan(
+                    EPOCH, 0, address, 2, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE)
+                )
+                async with NextStage(before_plan) as before:
+                    crediting = tasks.create_task(before.read_credits())
+                    yield _Before(before, tasks), device, session, after
+                    crediting.cancel()
+                    running.cancel()
+
+
+@asynccontextmanager
+async def _serving(forward: Any) -> AsyncIterator[str]:
+    server = rpc.make_server()
+    add_forward_handler(server, forward)
+    address = await rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(grace=None)
+
+
+async def _sends(session: EpochSession, num_results: int) -> list[SendTiming]:
+    """The send timings on the next results."""
+    messages = session.results.messages()
+    results = [result_from_proto(await anext(messages)) for _ in range(num_results)]
+    assert [result.step for result in results] == list(range(num_results))
+    return [result.timing.send for result in results if result.timing.send is not None]
+
+
+async def test_steps_reach_the_next_stage_in_order_with_their_headers() -> None:
+    async with _middle() as (before, _, _, after):
+        before.start_sending(3)
+        after.credits.put_nowait(0)
+
+        frames = [await after.frames.get() for _ in range(3)]
+
+        assert [frame.head.header for frame in frames] == [
+            make_header(number, NUM_TOKENS) for number in range(3)
+        ]
+        assert [torch.frombuffer(bytearray(f.payload), dtype=torch.float32)[0] for f in frames] == [
+            1.0,
+            2.0,
+            3.0,
+        ]
+
+
+async def test_send_that_waits_while_the_device_computes_is_hidden() -> None:
+    async with _middle() as (before, device, session, after):
+        hold = device.hold(3)
+        before.start_sending(4)
+        for _ in range(2):
+            await after.frames.get()
+        while await device.begun.get() != 3:
+            pass
+        # Step 2 waits for its credit while the device holds step 3.
+        after.credits.put_nowait(0)
+        await after.frames.get()
+        hold.set()
+        after.credits.put_nowait(1)
+        await after.frames.get()
+        for number in (2, 3):
+            after.credits.put_nowait(number)
+            await before.send()
+            await after.frames.get()
+
+        sends = await _sends(session, num_results=6)
+
+        assert [send.step for send in sends] == sorted({send.step for send in sends})
+        hidden = next(send for send in sends if send.step == 2)
+        assert 0 < hidden.hidden_seconds <= hidden.seconds
+        assert (hidden.num_frames, hidden.num_bytes > NUM_TOKENS * HIDDEN_SIZE * 4) == (1, True)
+
+
+async def test_next_stage_without_credits_pushes_back_to_the_sender() -> None:
+    async with _middle() as (before, device, _, after):
+        sending = before.start_sending(12)
+        # Two sent, one waiting for a credit, two in the outbox, one computed with no place there.
+        begun = [await device.begun.get() for _ in range(6)]
+        # Two more are in the receive queue: the sender is out of credits.
+        assert begun == list(range(6))
+        assert not sending.done()
+        assert [(await after.frames.get()).head.step for _ in range(2)] == [0, 1]
+        assert device.begun.empty()
+
+        after.credits.put_nowait(0)
+
+        assert await device.begun.get() == 6
+        for number in range(1, 12):
+            after.credits.put_nowait(number)
+        await sending

@@ -1,0 +1,179 @@
+"""Membership from the worker's side, against a coordinator that the test plays."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from protos import mesh_pb2, mesh_pb2_grpc
+from runtime import rpc
+from runtime.errors import ProtocolVersionError, WorkerRefusedError, find_error
+from stage_worker import join
+from stage_worker.join import retry_delays, stay_joined
+
+Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
+HELLO = mesh_pb2.Hello(worker_id="w", address="127.0.0.1:9")
+WAIT_SECONDS = 10.0
+
+
+class _Mesh(mesh_pb2_grpc.MeshServicer):
+    """Does what the test says with each Join stream, after its hello."""
+
+    def __init__(self, behaviour: Callable[[Context], Awaitable[None]]) -> None:
+        self.hellos: asyncio.Queue[mesh_pb2.Hello] = asyncio.Queue()
+        self._behaviour = behaviour
+
+    async def Join(self, _: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        message = await context.read()
+        assert isinstance(message, mesh_pb2.WorkerMessage)
+        self.hellos.put_nowait(message.hello)
+        await self._behaviour(context)
+
+
+@asynccontextmanager
+async def _serving(mesh: _Mesh, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    server = rpc.make_server()
+    mesh_pb2_grpc.add_MeshServicer_to_server(mesh, server)
+    bound = await rpc.bind(server, address)
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(grace=None)
+
+
+@asynccontextmanager
+async def _joining(address: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(stay_joined(address, HELLO))
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+    assert task.cancelled(), "membership ended by itself"
+
+
+async def _welcome(context: Context, heartbeat_seconds: float = 0.05) -> None:
+    welcome = mesh_pb2.Welcome(coordinator_id="c", heartbeat_seconds=heartbeat_seconds)
+    await context.write(mesh_pb2.CoordinatorMessage(welcome=welcome))
+
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "_FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(join, "_MAX_DELAY_SECONDS", 0.05)
+
+
+async def test_stay_joined_welcomed_sends_heartbeats() -> None:
+    beaten = asyncio.Event()
+
+    async def behaviour(context: Context) -> None:
+        await _welcome(context)
+        for _ in range(3):
+            message = await context.read()
+            assert isinstance(message, mesh_pb2.WorkerMessage)
+            assert message.HasField("heartbeat")
+            await context.write(mesh_pb2.CoordinatorMessage(heartbeat=mesh_pb2.Heartbeat()))
+        beaten.set()
+        await context.read()
+
+    mesh = _Mesh(behaviour)
+    async with _serving(mesh) as address, _joining(address):
+        await beaten.wait()
+        assert mesh.hellos.get_nowait() == HELLO
+
+
+async def test_stay_joined_coordinator_comes_later_and_again_joins_each_time() -> None:
+    async def behaviour(context: Context) -> None:
+        await _welcome(context)
+        await context.read()
+
+    first, second = _Mesh(behaviour), _Mesh(behaviour)
+    async with _serving(_Mesh(behaviour)) as address:
+        pass  # only to learn a free port
+    async with _joining(address):
+        async with _serving(first, address):
+            assert await first.hellos.get() == HELLO
+        async with _serving(second, address):
+            assert await second.hellos.get() == HELLO
+
+
+@pytest.mark.parametrize("heartbeat_seconds", [0.0, -1.0, float("nan")])
+async def test_stay_joined_silent_coordinator_is_dialled_again(
+    heartbeat_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join, "_MIN_HEARTBEAT_SECONDS", 0.01)
+
+    async def behaviour(context: Context) -> None:
+        await _welcome(context, heartbeat_seconds)
+        while isinstance(await context.read(), mesh_pb2.WorkerMessage):
+            pass
+
+    mesh = _Mesh(behaviour)
+    async with _serving(mesh) as address, _joining(address):
+        for _ in range(2):
+            await mesh.hellos.get()
+
+
+async def test_stay_joined_first_message_is_no_welcome_dials_again() -> None:
+    async def behaviour(context: Context) -> None:
+        await context.write(mesh_pb2.CoordinatorMessage(heartbeat=mesh_pb2.Heartbeat()))
+
+    mesh = _Mesh(behaviour)
+    async with _serving(mesh) as address, _joining(address):
+        for _ in range(2):
+            await mesh.hellos.get()
+
+
+async def _refuse(context: Context) -> None:
+    refusal = mesh_pb2.Refusal(reason="run the same build")
+    await context.write(mesh_pb2.CoordinatorMessage(refusal=refusal))
+
+
+async def _abort(context: Context) -> None:
+    raise ProtocolVersionError(expected=2, actual=1)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"), [(_refuse, "run the same build"), (_abort, "protocol version 1")]
+)
+async def test_stay_joined_refused_raises_the_reason(
+    behaviour: Callable[[Context], Awaitable[None]], reason: str
+) -> None:
+    async with _serving(_Mesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        with pytest.raises(WorkerRefusedError, match=reason):
+            await stay_joined(address, HELLO)
+
+
+async def test_stay_joined_server_without_mesh_is_a_refusal() -> None:
+    server = rpc.make_server()
+    address = await rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(WorkerRefusedError) as caught:
+                await stay_joined(address, HELLO)
+    finally:
+        await server.stop(grace=None)
+
+    assert find_error(caught.value) is caught.value
+
+
+def test_retry_delays_double_up_to_the_maximum_with_jitter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(join, "_FIRST_DELAY_SECONDS", 1.0)
+    monkeypatch.setattr(join, "_MAX_DELAY_SECONDS", 5.0)
+
+    delays = list(itertools.islice(retry_delays(random.Random(0)), 6))
+
+    for delay, longest in zip(delays, (1.0, 2.0, 4.0, 5.0, 5.0, 5.0), strict=True):
+        assert longest / 2 <= delay <= longest
+    assert len(set(delays)) == 6

@@ -1,0 +1,112 @@
+"""The worker's life, in this process: bind, join, serve, stop; and what makes it give up."""
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+import torch
+
+from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2, stage_pb2_grpc
+from runtime import rpc
+from runtime.errors import InvalidRequestError, PortTakenError, WorkerRefusedError, find_error
+from runtime.version import PROTOCOL_VERSION
+from stage_worker import server as worker_server
+from stage_worker.server import WorkerOptions, serve_worker
+
+WAIT_SECONDS = 20.0
+
+
+class _Mesh(mesh_pb2_grpc.MeshServicer):
+    def __init__(self, answer: mesh_pb2.CoordinatorMessage) -> None:
+        self.hellos: asyncio.Queue[mesh_pb2.Hello] = asyncio.Queue()
+        self._answer = answer
+
+    async def Join(  # type: ignore[override]  # noqa: N802
+        self, _: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        self.hellos.put_nowait((await context.read()).hello)
+        await context.write(self._answer)
+        await context.read()
+
+
+async def _start(mesh: _Mesh) -> tuple[grpc.aio.Server, str]:
+    server = rpc.make_server()
+    mesh_pb2_grpc.add_MeshServicer_to_server(mesh, server)
+    address = await rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    return server, address
+
+
+WELCOME = mesh_pb2.CoordinatorMessage(welcome=mesh_pb2.Welcome(heartbeat_seconds=5.0))
+REFUSAL = mesh_pb2.CoordinatorMessage(refusal=mesh_pb2.Refusal(reason="too old"))
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "0.0.0.0:0"])
+async def test_serve_worker_joins_answers_at_its_address_and_stops(listen: str) -> None:
+    mesh = _Mesh(WELCOME)
+    coordinator, address = await _start(mesh)
+    stop = asyncio.Event()
+    options = WorkerOptions(coordinator=address, listen=listen, device="cpu")
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve_worker(options, stop))
+        hello = await mesh.hellos.get()
+
+        assert hello.protocol_version == PROTOCOL_VERSION
+        assert hello.device.kind == "cpu"
+        assert hello.device.memory_bytes > 0
+        assert hello.address.startswith("127.0.0.1:")
+        async with rpc.dial(hello.address) as channel:
+            stub = stage_pb2_grpc.StageStub(channel)
+            status = await stub.Status(stage_pb2.StatusRequest())
+            assert status.worker_id == hello.worker_id
+            assert status.state == stage_pb2.WORKER_STATE_EMPTY
+        stop.set()
+    await coordinator.stop(grace=None)
+
+
+async def test_serve_worker_refused_raises_the_reason() -> None:
+    coordinator, address = await _start(_Mesh(REFUSAL))
+
+    async with asyncio.timeout(WAIT_SECONDS):
+        with pytest.raises(ExceptionGroup) as caught:
+            await serve_worker(WorkerOptions(coordinator=address), asyncio.Event())
+
+    error = find_error(caught.value)
+    assert isinstance(error, WorkerRefusedError)
+    assert error.reason == "too old"
+    await coordinator.stop(grace=None)
+
+
+async def test_serve_worker_port_taken_raises_its_address() -> None:
+    taken = rpc.make_server()
+    address = await rpc.bind(taken, "127.0.0.1:0")
+    await taken.start()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await serve_worker(WorkerOptions(coordinator=address, listen=address), asyncio.Event())
+
+    error = find_error(caught.value)
+    assert isinstance(error, PortTakenError)
+    assert error.address == address
+    await taken.stop(grace=None)
+
+
+def test_run_worker_failure_is_raised_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> None:
+        async with asyncio.TaskGroup():
+            raise WorkerRefusedError(worker="w", reason="too old")
+
+    monkeypatch.setattr(worker_server, "serve_worker", refused)
+
+    with pytest.raises(WorkerRefusedError):
+        worker_server.run_worker(WorkerOptions(coordinator="127.0.0.1:1"))
+
+
+async def test_serve_worker_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(InvalidRequestError, match="no CUDA device"):
+        await serve_worker(WorkerOptions(coordinator="127.0.0.1:1", device="cuda"), asyncio.Event())
