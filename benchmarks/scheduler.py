@@ -1,0 +1,149 @@
+"""Time that the scheduler needs for one step: `schedule()` and, with its result, `update()`.
+
+Each load keeps a number of requests running for ever: whoever ends is replaced, so that steps carry
+decodes, prompts, openings and releases as in a busy server. Decodes are spread over the steps in
+flight. No model runs: results come at once.
+"""
+
+import argparse
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import product
+
+from rich.console import Console
+from rich.table import Table
+
+from runtime.step import SampledToken, SlotSampling, Step
+from scheduler import FixedPolicy, Scheduler, SchedulerLimits, SequenceRequest
+
+PROMPT_TOKENS = 256
+MAX_TOKENS = 128
+BLOCK_SIZE = 16
+MAX_STEP_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """One step: what it carried and how long the scheduler took for it."""
+
+    num_decodes: int
+    num_tokens: int
+    schedule_seconds: float
+    update_seconds: float
+
+
+class EndlessLoad:
+    """A scheduler that always has as many requests as it may run, and a line of waiting ones."""
+
+    def __init__(self, num_running: int, num_steps_in_flight: int, num_waiting: int) -> None:
+        self.num_running = num_running
+        self.num_steps_in_flight = num_steps_in_flight
+        blocks_per_sequence = (PROMPT_TOKENS + MAX_TOKENS) // BLOCK_SIZE + 1
+        limits = SchedulerLimits(
+            num_blocks=num_running * blocks_per_sequence,
+            block_size=BLOCK_SIZE,
+            max_sequences=num_running,
+            max_step_tokens=MAX_STEP_TOKENS,
+            max_model_len=PROMPT_TOKENS + MAX_TOKENS,
+            num_steps_in_flight=num_steps_in_flight,
+            max_waiting=num_running + num_waiting,
+        )
+        self.scheduler = Scheduler(limits, FixedPolicy(MAX_STEP_TOKENS))
+        self._num_requests = 0
+        for _ in range(num_running + num_waiting):
+            self.add_request()
+
+    def add_request(self) -> None:
+        """Puts one more request in line; lengths differ, so that they do not end together."""
+        self._num_requests += 1
+        self.scheduler.add(
+            SequenceRequest(
+                sequence_id=self._num_requests,
+                prompt_ids=(1,) * PROMPT_TOKENS,
+                sampling=SlotSampling(),
+                max_tokens=MAX_TOKENS // 2 + self._num_requests * 37 % (MAX_TOKENS // 2),
+                stop_ids=frozenset(),
+                arrival=float(self._num_requests),
+            )
+        )
+
+    def fill(self) -> list[Step]:
+        """Sends until enough steps are in flight; returns them, oldest first."""
+        steps: list[Step] = []
+        while (step := self.scheduler.schedule(now=0.0)) is not None:
+            steps.append(step)
+        return steps
+
+
+def measure(load: EndlessLoad, num_steps: int) -> list[StepFigures]:
+    """Times so many steps, each with the update that made room for it."""
+    in_flight = deque(load.fill())
+    figures = []
+    for _ in range(num_steps):
+        done = in_flight.popleft()
+        sampled = [SampledToken(chunk.slot, 2) for chunk in done.chunks if chunk.sample]
+        started = time.perf_counter()
+        events = load.scheduler.update(done.number, sampled, now=0.0)
+        update_seconds = time.perf_counter() - started
+        for event in events:
+            if event.finish_reason is not None:
+                load.add_request()
+        started = time.perf_counter()
+        step = load.scheduler.schedule(now=0.0)
+        schedule_seconds = time.perf_counter() - started
+        assert step is not None, "a busy scheduler always has a step to send"
+        in_flight.append(step)
+        num_decodes = sum(len(chunk.token_ids) == 1 for chunk in step.chunks)
+        figures.append(StepFigures(num_decodes, step.num_tokens, schedule_seconds, update_seconds))
+    while in_flight:
+        step = in_flight.popleft()
+        sampled = [SampledToken(chunk.slot, 2) for chunk in step.chunks if chunk.sample]
+        load.scheduler.update(step.number, sampled, now=0.0)
+    load.scheduler.check_integrity()
+    return figures
+
+
+def row_of(load: EndlessLoad, num_steps: int) -> list[str]:
+    """One load's row of the table: medians over the timed steps, and the slowest of them."""
+    num_warmup = 2 * load.num_running * PROMPT_TOKENS // MAX_STEP_TOKENS + 20
+    steps = measure(load, num_warmup + num_steps)[num_warmup:]
+    both = [step.schedule_seconds + step.update_seconds for step in steps]
+    seconds = [
+        statistics.median(step.schedule_seconds for step in steps),
+        statistics.median(step.update_seconds for step in steps),
+        statistics.median(both),
+        statistics.quantiles(both, n=100)[98],
+        max(both),
+    ]
+    counts = [
+        load.num_running,
+        load.num_steps_in_flight,
+        statistics.median(step.num_decodes for step in steps),
+        statistics.median(step.num_tokens for step in steps),
+    ]
+    return [*(f"{count:.0f}" for count in counts), *(f"{1000 * value:.3f}" for value in seconds)]
+
+
+def main() -> None:
+    """Prints one row per load."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--running", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[4, 1], help="steps in flight")
+    parser.add_argument("--waiting", type=int, default=100, help="requests in line besides")
+    parser.add_argument("--steps", type=int, default=1000, help="steps that are timed per load")
+    options = parser.parse_args()
+    headings: tuple[str, ...] = ("running", "in flight", "decodes", "tokens")
+    headings += ("schedule ms", "update ms", "both ms", "p99 ms", "slowest ms")
+    table = Table(title="per step: what it carries, and what it takes to schedule and update")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for num_running, num_in_flight in product(options.running, options.in_flight):
+        load = EndlessLoad(num_running, num_in_flight, options.waiting)
+        table.add_row(*row_of(load, options.steps))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

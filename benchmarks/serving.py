@@ -1,0 +1,164 @@
+"""Serving throughput of a local mesh beside `transformers.generate`, taken in turns in one run.
+
+Workload: prompt i = [1] + [(100 + 37*i + 13*j) % 40000 for j in 0..126], 64 new tokens, greedy,
+end-of-sequence ignored. Output tokens/s count the whole batch's wall time, prefill included. TTFT
+is from sending to the first token, TPOT the mean gap between later tokens of one sequence. Both
+sides stay loaded for the whole run and idle while the other works; figures are medians.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.mesh import serving_mesh
+from benchmarks.reference import BatchRun, TransformersProcess
+from runtime.model_store import resolve_model
+from stagemesh import AsyncClient, GenerationRequest, TokenIds
+
+PROMPT_TOKENS = 128
+
+
+def workload(batch: int) -> list[list[int]]:
+    """The prompts of one batch, 128 token ids each."""
+    return [
+        [1] + [(100 + 37 * i + 13 * j) % 40000 for j in range(PROMPT_TOKENS - 1)]
+        for i in range(batch)
+    ]
+
+
+async def infer_batch(client: AsyncClient, batch: int, num_tokens: int) -> BatchRun:
+    """Sends every prompt of a batch as its own request, all at once."""
+    started = time.perf_counter()
+
+    async def one(prompt: list[int]) -> tuple[tuple[int, ...], float, float]:
+        request = GenerationRequest(
+            prompts=(TokenIds(tuple(prompt)),), max_tokens=num_tokens, ignore_eos=True
+        )
+        ids: list[int] = []
+        first = 0.0
+        async for update in client.infer(request):
+            if update.tokens and not ids:
+                first = time.perf_counter() - started
+            ids.extend(token.id for token in update.tokens)
+        return tuple(ids), first, time.perf_counter() - started
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(prompt)) for prompt in workload(batch)]
+    wall_seconds = time.perf_counter() - started
+    ids, first, total = zip(*(task.result() for task in tasks), strict=True)
+    return BatchRun(ids, first, total, wall_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Medians over the repeats of one batch size on one system."""
+
+    tokens_per_second: float
+    ttft_seconds: float
+    tpot_seconds: float
+
+
+def summarize(runs: list[BatchRun], num_tokens: int) -> Figures:
+    """Median throughput; median over all sequences of TTFT and TPOT."""
+    gaps = max(num_tokens - 1, 1)
+    ttfts = [ttft for run in runs for ttft in run.first_token_seconds]
+    tpots = [
+        (total - first) / gaps
+        for run in runs
+        for first, total in zip(run.first_token_seconds, run.total_seconds, strict=True)
+    ]
+    rates = [len(run.token_ids) * num_tokens / run.wall_seconds for run in runs]
+    return Figures(statistics.median(rates), statistics.median(ttfts), statistics.median(tpots))
+
+
+def identical(ours: list[BatchRun], theirs: list[BatchRun]) -> tuple[int, int]:
+    """Sequences with equal tokens, and sequences compared (the first repeat of each side)."""
+    pairs = list(zip(ours[0].token_ids, theirs[0].token_ids, strict=True))
+    return sum(a == b for a, b in pairs), len(pairs)
+
+
+async def compare(options: argparse.Namespace, console: Console) -> Table:
+    """Runs both systems in turns and returns the table."""
+    folder = resolve_model(options.model, progress=None)
+    table = Table(title=f"{options.model}: mesh pp={options.pp} beside transformers.generate")
+    for name in ("batch", "system", "output tok/s", "TTFT s", "TPOT ms", "ratio", "same tokens"):
+        table.add_column(name, justify="left" if name == "system" else "right")
+    with TransformersProcess(folder, options.reference_threads) as reference:
+        async with serving_mesh(str(folder), options) as client:
+            for batch in options.batch:
+                mesh_runs, reference_runs = await _in_turns(
+                    options.repeats,
+                    partial(infer_batch, client, batch, options.tokens),
+                    partial(reference.generate, workload(batch), options.tokens),
+                )
+                _add_rows(table, batch, mesh_runs, reference_runs, options)
+                console.print(f"batch {batch} done", style="dim")
+    return table
+
+
+async def _in_turns(
+    repeats: int,
+    ours: Callable[[], Awaitable[BatchRun]],
+    theirs: Callable[[], BatchRun],
+) -> tuple[list[BatchRun], list[BatchRun]]:
+    our_runs, their_runs = [], []
+    for _ in range(repeats):
+        our_runs.append(await ours())
+        their_runs.append(await asyncio.to_thread(theirs))
+    return our_runs, their_runs
+
+
+def _add_rows(
+    table: Table,
+    batch: int,
+    mesh_runs: list[BatchRun],
+    reference_runs: list[BatchRun],
+    options: argparse.Namespace,
+) -> None:
+    ours, theirs = (summarize(runs, options.tokens) for runs in (mesh_runs, reference_runs))
+    same, total = identical(mesh_runs, reference_runs)
+    ratio = ours.tokens_per_second / theirs.tokens_per_second
+    names = (
+        f"stagemesh pp={options.pp}, {options.threads} thread(s) a stage",
+        f"transformers, {options.reference_threads} threads",
+    )
+    for name, figures, tail in (
+        (names[0], ours, (f"{ratio:.2f}", f"{same}/{total}")),
+        (names[1], theirs, ("1.00", "")),
+    ):
+        table.add_row(
+            str(batch),
+            name,
+            f"{figures.tokens_per_second:.1f}",
+            f"{figures.ttft_seconds:.2f}",
+            f"{figures.tpot_seconds * 1e3:.1f}",
+            *tail,
+        )
+
+
+def main() -> None:
+    """Parses the options, runs, prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
+    parser.add_argument("--pp", type=int, default=2, help="stages")
+    parser.add_argument("--layers", help="layer counts per stage, as 18,12 (default: balanced)")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads a stage")
+    parser.add_argument("--steps-in-flight", type=int, help="microbatches (default: the mesh's)")
+    parser.add_argument("--reference-threads", type=int, default=2, help="for transformers")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")
+    parser.add_argument("--repeats", type=int, default=3, help="runs per batch and system")
+    options = parser.parse_args()
+    console = Console()
+    console.print(asyncio.run(compare(options, console)))
+
+
+if __name__ == "__main__":
+    main()
