@@ -1,0 +1,73 @@
+"""Owns the command `stagemesh`: its commands, and what errors and Ctrl-C mean to its exit code.
+
+Exit codes: 0 done, 1 failed (standard error says why, after `error: `), 2 wrong usage, 3 an
+address to listen on is taken, 70 a bug of ours (with its traceback), 130 interrupted.
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from cyclopts import App
+from cyclopts.config import Env
+
+from runtime.errors import PortTakenError, StagemeshError
+from runtime.version import VERSION
+from stagemesh.children import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_REFUSED
+from stagemesh.cli import examples
+from stagemesh.cli.coordinator import coordinator
+from stagemesh.cli.demo import demo
+from stagemesh.cli.infer import infer
+from stagemesh.cli.prepare import prepare
+from stagemesh.cli.serve import serve
+from stagemesh.cli.status import status
+from stagemesh.cli.version import version
+from stagemesh.cli.worker import worker
+from stagemesh.rpc_error import StagemeshRpcError
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+app = App(
+    name="stagemesh",
+    help="Distributed LLM inference, pipeline first: a model cut into stages over many processes.",
+    help_epilogue=examples.STAGEMESH,
+    help_format="markdown",
+    version=VERSION,
+    config=Env("STAGEMESH_", command=False),
+    result_action="return_value",
+)
+app.command(serve, help_epilogue=examples.SERVE, sort_key=1)
+app.command(infer, help_epilogue=examples.INFER, sort_key=2)
+app.command(status, help_epilogue=examples.STATUS, sort_key=3)
+app.command(demo, help_epilogue=examples.DEMO, sort_key=4)
+app.command(prepare, help_epilogue=examples.PREPARE, sort_key=5)
+app.command(coordinator, help_epilogue=examples.COORDINATOR, sort_key=6)
+app.command(worker, help_epilogue=examples.WORKER, sort_key=7)
+app.command(version, help_epilogue="", sort_key=8)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line `arguments`, by default this process's, and exits."""
+    try:
+        app(sys.argv[1:] if arguments is None else arguments)
+    except PortTakenError as error:
+        _fail(str(error), EXIT_ADDRESS_TAKEN)
+    except (StagemeshError, StagemeshRpcError) as error:
+        _fail(str(error), EXIT_REFUSED)
+    except BrokenPipeError:
+        # Who read our output has enough, as `head` has; Python must not flush to it again.
+        sys.stdout = None
+        sys.exit(EXIT_REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
+        sys.exit(EXIT_BUG)
+    sys.exit(0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    sys.stderr.write(f"{ERROR_PREFIX}{' '.join(message.split())}\n")
+    sys.exit(code)

@@ -1,0 +1,53 @@
+"""Owns `stagemesh coordinator`: one coordinator process."""
+
+from dataclasses import replace
+
+from rich.console import Console
+
+from runtime.logs import configure_logging
+from stagemesh.cli.launching import check_model, coordinator_options
+from stagemesh.cli.options import (
+    ADDRESS_DEFAULTS,
+    BATCHING_DEFAULTS,
+    LOG_DEFAULTS,
+    PLAN_DEFAULTS,
+    AddressOptions,
+    BatchingOptions,
+    ExitWithParent,
+    LogOptions,
+    PlanOptions,
+)
+from stagemesh.progress import ProgressView
+
+
+def coordinator(
+    model: str,
+    /,
+    *,
+    plan: PlanOptions = PLAN_DEFAULTS,
+    batching: BatchingOptions = BATCHING_DEFAULTS,
+    addresses: AddressOptions = ADDRESS_DEFAULTS,
+    logs: LogOptions = LOG_DEFAULTS,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Run the coordinator of a mesh: it takes requests and waits for its workers.
+
+    Workers join with `stagemesh worker --coordinator HOST:PORT`, where HOST:PORT is this
+    command's --mesh address.
+
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face layout, a .gguf file, a Hub id as org/name, or smollm2; every
+        node must have the same one.
+    exit_with_parent
+        Stop when standard input ends.
+    """
+    # Here, so that other commands do not wait for a tokenizer to be imported.
+    from coordinator.server import run_coordinator
+
+    configure_logging("coordinator", logs.log_level, logs.log_json)
+    options = coordinator_options(model, plan, batching, addresses)
+    with ProgressView(Console(stderr=True)) as progress:
+        check_model(options, progress)
+    run_coordinator(replace(options, exit_with_parent=exit_with_parent))

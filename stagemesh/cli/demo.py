@@ -1,0 +1,52 @@
+"""Owns `stagemesh demo`: the quickest way to see a mesh at work."""
+
+from rich.console import Console
+
+from stagemesh.cli.launching import check_model, coordinator_options, make_launch_plan
+from stagemesh.cli.options import (
+    BATCHING_DEFAULTS,
+    DEVICE_DEFAULTS,
+    LOG_DEFAULTS,
+    AddressOptions,
+    DeviceOptions,
+    LogOptions,
+    PlanOptions,
+    Positive,
+)
+from stagemesh.demo import Demo
+from stagemesh.interrupts import run_interruptible
+from stagemesh.progress import ProgressView
+
+_FREE_ADDRESSES = AddressOptions(grpc="127.0.0.1:0", mesh="127.0.0.1:0")
+
+
+def demo(
+    *,
+    model: str = "smollm2",
+    prompt: str = "Give me three tips for staying healthy.",
+    pp: Positive = 2,
+    max_tokens: Positive = 128,
+    device: DeviceOptions = DEVICE_DEFAULTS,
+    logs: LogOptions = LOG_DEFAULTS,
+) -> None:
+    """Start a mesh, stream one answer, show what it cost, and stop everything.
+
+    Runs on free ports and disturbs no mesh that runs already.
+
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face layout, a .gguf file, a Hub id as org/name, or smollm2.
+    prompt
+        What to ask.
+    pp
+        Pipeline stages, one worker each.
+    max_tokens
+        Tokens to generate at most.
+    """
+    news = Console(stderr=True)
+    plan, batching, addresses = PlanOptions(pp=pp), BATCHING_DEFAULTS, _FREE_ADDRESSES
+    launch_plan = make_launch_plan(model, plan, batching, device, addresses, logs)
+    with ProgressView(news) as progress:
+        check_model(coordinator_options(model, plan, batching, addresses), progress)
+    run_interruptible(Demo(launch_plan, prompt, max_tokens, Console(), news).run)

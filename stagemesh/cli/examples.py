@@ -1,0 +1,60 @@
+"""Owns the examples at the end of each command's help."""
+
+STAGEMESH = """\
+Examples:
+
+    stagemesh demo                          see a mesh at work
+    stagemesh serve smollm2 --pp 2          the bundled model in two stages
+    stagemesh infer "Why is the sky blue?"  ask it, from another terminal
+
+Every option has an environment variable, as STAGEMESH_PP for --pp; the command line wins."""
+
+SERVE = """\
+Examples:
+
+    stagemesh serve smollm2 --pp 3
+    stagemesh serve ./my-model --layers 3,20,7
+    stagemesh serve ./my-model.gguf --pp 2 --kv-memory 2GiB --max-model-len 4096
+    stagemesh serve smollm2 --grpc 0.0.0.0:50050
+
+The last one is open to every machine that can reach this one, unprotected."""
+
+INFER = """\
+Examples:
+
+    stagemesh infer "Why is the sky blue?"
+    stagemesh infer "Tell me a story" --temperature 0.8 --top-p 0.95 --seed 7
+    stagemesh infer --raw "Once upon a time" --max-tokens 20 --stats
+    cat question.txt | stagemesh infer - --target 127.0.0.1:50050"""
+
+STATUS = """\
+Examples:
+
+    stagemesh status
+    stagemesh status --json | jq .num_running"""
+
+DEMO = """\
+Examples:
+
+    stagemesh demo
+    stagemesh demo --pp 3 --prompt "What is a pipeline?\""""
+
+PREPARE = """\
+Examples:
+
+    stagemesh prepare smollm2
+    stagemesh prepare HuggingFaceTB/SmolLM2-360M-Instruct"""
+
+COORDINATOR = """\
+Examples, with the workers on two other machines:
+
+    stagemesh coordinator smollm2 --pp 2 --grpc 0.0.0.0:50050 --mesh 0.0.0.0:50051
+    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100
+    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.3:50100"""
+
+WORKER = """\
+Examples:
+
+    stagemesh worker --coordinator 127.0.0.1:50051
+    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100 --threads 8
+    stagemesh worker --coordinator 10.0.0.1:50051 --model-path /models/smollm2"""

@@ -1,0 +1,102 @@
+"""Owns `stagemesh infer`: one prompt in, its text streamed to standard output."""
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+from cyclopts.validators import Number
+
+from runtime.errors import EmptyPromptError
+from stagemesh.cli.options import Address, Flag, NotNegative, between
+from stagemesh.client import DEFAULT_TARGET
+from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Prompt, Sampling, Update
+from stagemesh.render import speed
+from stagemesh.sync_client import Client
+
+_SAMPLING = Group("Sampling", sort_key=1)
+_Sampling = Parameter(group=_SAMPLING)
+
+
+def infer(
+    prompt: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
+    *,
+    target: Address = DEFAULT_TARGET,
+    max_tokens: NotNegative | None = None,
+    temperature: Annotated[float, between(0, 100), _Sampling] = 0.0,
+    top_p: Annotated[float, Parameter(validator=Number(gt=0, lte=1)), _Sampling] = 1.0,
+    top_k: Annotated[NotNegative, _Sampling] = 0,
+    min_p: Annotated[float, between(0, 1), _Sampling] = 0.0,
+    seed: Annotated[int | None, between(0, 2**64 - 1), _Sampling] = None,
+    raw: Annotated[bool, Flag] = False,
+    ignore_eos: Annotated[bool, Flag] = False,
+    model_name: str = "",
+    timeout: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
+    stats: Annotated[bool, Flag] = False,
+) -> None:
+    """Ask a running mesh and stream its answer.
+
+    The prompt is one user message of a chat, unless --raw is given. The text goes to standard
+    output, everything else to standard error.
+
+    Parameters
+    ----------
+    prompt
+        What to say; - reads it from standard input.
+    target
+        The door of the mesh.
+    max_tokens
+        Tokens to generate at most. [default: as many as the context holds]
+    temperature
+        0 takes the most likely token each time.
+    top_p
+        Keep the most likely tokens that together have this probability.
+    top_k
+        Keep this many of the most likely tokens; 0 keeps all.
+    min_p
+        Drop tokens less likely than this share of the most likely one.
+    seed
+        Same seed, same tokens. [default: chosen by the server]
+    raw
+        Send the prompt as it is, without the model's chat template.
+    ignore_eos
+        Go on past the end-of-sequence token.
+    model_name
+        Insist on a served model's name. [default: any]
+    timeout
+        Seconds until the request is given up. [default: none]
+    stats
+        Tell counts and speed on standard error afterwards.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise EmptyPromptError(index=0)
+    message: Prompt = text if raw else Chat((ChatMessage("user", text),))
+    request = GenerationRequest(
+        prompts=(message,),
+        sampling=Sampling(
+            temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
+        ),
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        model=model_name,
+    )
+    with Client(target) as client:
+        last = stream_text(client.infer(request, timeout_seconds=timeout))
+    if stats and last is not None and last.usage is not None and last.timings is not None:
+        sys.stderr.write(speed(last.usage, last.timings) + "\n")
+
+
+def stream_text(updates: Iterable[Update]) -> Update | None:
+    """Writes text as it comes, ended by a newline in any case; returns the last update."""
+    last = None
+    try:
+        for last in updates:
+            sys.stdout.write(last.text)
+            sys.stdout.flush()
+    finally:
+        if last is not None:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return last

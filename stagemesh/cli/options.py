@@ -1,0 +1,173 @@
+"""Owns the options that commands share, and how they are handed on to child processes.
+
+Every option has an environment variable STAGEMESH_<OPTION>. Nothing here acts on a value.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
+
+from runtime.errors import InvalidRequestError
+from runtime.rpc import split_address
+from stagemesh.values import parse_layers, parse_size
+
+_PLAN = Group("Plan", sort_key=1)
+_BATCHING = Group("Batching", sort_key=2)
+_DEVICE = Group("Device", sort_key=3)
+_ADDRESSES = Group("Addresses", sort_key=4)
+_LOGS = Group("Logs", sort_key=9)
+
+
+def _check_address(address: str) -> str:
+    try:
+        split_address(address)
+    except InvalidRequestError as error:
+        raise ValueError(error.problem) from None
+    return address
+
+
+def _convert(parse: Callable[[str], object], type_: Any, tokens: Sequence[Token]) -> object:
+    return parse(tokens[0].value)
+
+
+def _one_token(parse: Callable[[str], object], metavar: str) -> Parameter:
+    converter = partial(_convert, parse)
+    return Parameter(
+        converter=converter, n_tokens=1, accepts_keys=False, metavar=metavar, negative=()
+    )
+
+
+def between(minimum: float, maximum: float) -> Parameter:
+    """A number from `minimum` to `maximum`, both included."""
+    return Parameter(validator=Number(gte=minimum, lte=maximum))
+
+
+Positive = Annotated[int, between(1, 2**32 - 1)]
+NotNegative = Annotated[int, between(0, 2**32 - 1)]
+Size = Annotated[int, _one_token(parse_size, "SIZE")]
+Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
+Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
+Flag = Parameter(negative=())
+ExitWithParent = Annotated[bool, Parameter(show=False, negative=())]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _check_stages(type_: Any, plan: "PlanOptions | None") -> None:
+    if plan and plan.pp and plan.layers and plan.pp != len(plan.layers):
+        raise ValueError(
+            f"--pp {plan.pp} does not match --layers, which names {len(plan.layers)} stages; "
+            "leave one of them out"
+        )
+
+
+@Parameter(name="*", group=_PLAN, validator=_check_stages)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """How the model is cut, and what every stage is told."""
+
+    pp: Positive | None = None
+    """Pipeline stages, one worker each. [default: one, or as many as --layers names]"""
+
+    layers: Layers | None = None
+    """Layers of each stage, as 3,20,7. [default: balanced by cost]"""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Numbers in weights, activations and KV cache."""
+
+    max_model_len: Positive | None = None
+    """Longest prompt plus answer, in tokens. [default: what model and memory allow]"""
+
+    @property
+    def num_stages(self) -> int:
+        """Stages asked for."""
+        return self.pp or len(self.layers or ()) or 1
+
+
+@Parameter(name="*", group=_BATCHING)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingOptions:
+    """How requests share the mesh."""
+
+    kv_memory: Annotated[Size, Parameter(show_default=False)] = 0
+    """Memory for the KV cache of each worker, as 2GiB. [default: the worker chooses]"""
+
+    block_size: Positive = 16
+    """Tokens in one KV block."""
+
+    max_sequences: Positive = 64
+    """Sequences that run at the same time."""
+
+    max_step_tokens: Positive = 512
+    """Tokens of one microbatch: longer prompts go in chunks."""
+
+    steps_in_flight: Positive | None = None
+    """Microbatches under way at the same time. [default: one for each stage]"""
+
+    max_waiting: Positive = 1024
+    """Prompts that may wait; more are refused."""
+
+
+@Parameter(name="*", group=_DEVICE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """What a worker computes on."""
+
+    device: Literal["auto", "cpu"] = "auto"
+    """Device of each worker."""
+
+    threads: Positive | None = None
+    """CPU threads of each worker. [default: the machine's cores, shared by its workers]"""
+
+
+@Parameter(name="*", group=_ADDRESSES)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressOptions:
+    """Where a coordinator listens; port 0 takes a free one."""
+
+    grpc: Address = "127.0.0.1:50050"
+    """The door for clients."""
+
+    mesh: Address = "127.0.0.1:50051"
+    """The door for workers."""
+
+
+@Parameter(name="*", group=_LOGS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """What is logged, on standard error."""
+
+    log_level: LogLevel = "warning"
+    """The least severe events to show."""
+
+    log_json: Annotated[bool, Flag] = False
+    """One JSON object a line."""
+
+
+PLAN_DEFAULTS = PlanOptions()
+BATCHING_DEFAULTS = BatchingOptions()
+DEVICE_DEFAULTS = DeviceOptions()
+ADDRESS_DEFAULTS = AddressOptions()
+LOG_DEFAULTS = LogOptions()
+
+
+def as_arguments(*groups: object) -> Iterator[str]:
+    """The command line that gives `groups`, dataclasses from above, to another process."""
+    for group in groups:
+        for field in fields(group):  # type: ignore[arg-type]
+            yield from _as_argument("--" + field.name.replace("_", "-"), getattr(group, field.name))
+
+
+def _as_argument(name: str, value: object) -> Iterator[str]:
+    match value:
+        case None | False:
+            return
+        case True:
+            yield name
+        case tuple():
+            yield from (name, ",".join(map(str, value)))
+        case _:
+            yield from (name, str(value))

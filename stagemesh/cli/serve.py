@@ -1,0 +1,77 @@
+"""Owns `stagemesh serve`: a whole mesh on this machine until Ctrl-C."""
+
+from functools import partial
+
+from rich.console import Console
+from rich.text import Text
+
+from stagemesh.cli.launching import check_model, coordinator_options, make_launch_plan
+from stagemesh.cli.options import (
+    ADDRESS_DEFAULTS,
+    BATCHING_DEFAULTS,
+    DEVICE_DEFAULTS,
+    LOG_DEFAULTS,
+    PLAN_DEFAULTS,
+    AddressOptions,
+    BatchingOptions,
+    DeviceOptions,
+    LogOptions,
+    PlanOptions,
+)
+from stagemesh.interrupts import Interrupts, run_interruptible
+from stagemesh.launcher import LaunchPlan, local_mesh
+from stagemesh.progress import ProgressView
+from stagemesh.render import plan_table
+
+STOPPING = "stopping, running requests may finish; Ctrl-C again does not wait for them"
+
+
+def serve(
+    model: str,
+    /,
+    *,
+    plan: PlanOptions = PLAN_DEFAULTS,
+    batching: BatchingOptions = BATCHING_DEFAULTS,
+    device: DeviceOptions = DEVICE_DEFAULTS,
+    addresses: AddressOptions = ADDRESS_DEFAULTS,
+    logs: LogOptions = LOG_DEFAULTS,
+) -> None:
+    """Serve a model with a mesh on this machine, until Ctrl-C.
+
+    Starts a coordinator and one worker for each stage as processes of their own, restarts workers
+    that die, and stops everything at the end. A second Ctrl-C does not wait for running requests.
+
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face layout, a .gguf file, a Hub id as org/name, or smollm2.
+    """
+    console = Console(stderr=True)
+    launch_plan = make_launch_plan(model, plan, batching, device, addresses, logs)
+    with ProgressView(console) as progress:
+        check_model(coordinator_options(model, plan, batching, addresses), progress)
+    try:
+        run_interruptible(partial(_serve, launch_plan, console))
+    except KeyboardInterrupt:
+        _say(console, "stopped")
+
+
+async def _serve(plan: LaunchPlan, console: Console, interrupts: Interrupts) -> None:
+    async with local_mesh(plan, partial(_say, console)) as mesh:
+        interrupts.on_first = partial(_say, console, STOPPING)
+        interrupts.on_second = mesh.kill
+        with ProgressView(console) as progress:
+            state = await mesh.until_ready(progress.show_state)
+        console.print(plan_table(state))
+        _say(console, f"ready at {plan.target}; ask with:")
+        _say(console, f'  stagemesh infer "Why is the sky blue?"{_target_option(plan.target)}')
+        _say(console, "Ctrl-C stops it")
+        await mesh.watch(lambda now: progress.show_phase(now.phase))
+
+
+def _target_option(target: str) -> str:
+    return "" if target == ADDRESS_DEFAULTS.grpc else f" --target {target}"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(Text.from_ansi(line), soft_wrap=True)

@@ -1,0 +1,55 @@
+"""Owns `stagemesh status`: one picture of a running mesh."""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.text import Text
+
+from stagemesh.cli.options import Address
+from stagemesh.client import DEFAULT_TARGET
+from stagemesh.render import hop_table, load_table, plan_table, stage_table, summary, worker_table
+from stagemesh.state import MeshState
+from stagemesh.sync_client import Client
+
+
+def status(
+    *,
+    target: Address = DEFAULT_TARGET,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Show a mesh's plan, workers, stages, hops and load.
+
+    Seconds, frames and bytes are sums since the epoch began, that is, since the pipeline was
+    last put together.
+
+    Parameters
+    ----------
+    target
+        The door of the mesh.
+    as_json
+        Print one JSON object, for programs.
+    """
+    with Client(target) as client:
+        state = client.state()
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(state), indent=2) + "\n")
+    else:
+        _show(state, Console())
+
+
+def _show(state: MeshState, console: Console) -> None:
+    console.print(Text(summary(state), style="bold"), soft_wrap=True)
+    if state.failure:
+        console.print(Text(f"failed: {state.failure}", style="red"), soft_wrap=True)
+    if not state.replicas:
+        console.print(worker_table(state.workers))
+        return
+    console.print(plan_table(state))
+    console.print(stage_table(state.replicas))
+    if any(len(replica.stages) > 1 for replica in state.replicas):
+        console.print(hop_table(state.replicas))
+    console.print(load_table(state.replicas))

@@ -1,0 +1,52 @@
+"""Owns `stagemesh worker`: one worker process."""
+
+import os
+
+from stagemesh.cli.options import (
+    DEVICE_DEFAULTS,
+    LOG_DEFAULTS,
+    Address,
+    DeviceOptions,
+    ExitWithParent,
+    LogOptions,
+)
+
+
+def worker(
+    *,
+    coordinator: Address,
+    listen: Address = "127.0.0.1:0",
+    model_path: str | None = None,
+    device: DeviceOptions = DEVICE_DEFAULTS,
+    logs: LogOptions = LOG_DEFAULTS,
+    exit_with_parent: ExitWithParent = False,
+) -> None:
+    """Run one worker: it joins a coordinator, which tells it what part of the model to run.
+
+    Parameters
+    ----------
+    coordinator
+        The coordinator's --mesh address.
+    listen
+        Where this worker takes frames from the stage before; others must reach it there.
+        Port 0 takes a free one.
+    model_path
+        The model on this node, where it is not what the coordinator calls it.
+    exit_with_parent
+        Stop when standard input ends.
+    """
+    # Here, so that other commands do not wait seconds for torch.
+    from runtime.logs import configure_logging
+    from stage_worker.server import WorkerOptions, run_worker
+
+    configure_logging("worker", logs.log_level, logs.log_json)
+    run_worker(
+        WorkerOptions(
+            coordinator=coordinator,
+            listen=listen,
+            model_path=model_path,
+            device=device.device,
+            num_threads=device.threads or os.cpu_count() or 1,
+            exit_with_parent=exit_with_parent,
+        )
+    )

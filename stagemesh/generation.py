@@ -1,0 +1,173 @@
+"""Owns what a client says and hears of one generation; it never touches a connection.
+
+The classes mirror `protos/inference.proto` and are the only form in which the rest of the package
+and its users see requests and answers.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protos import inference_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation; `role` is `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, rendered by the served model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that is tokenized already."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = str | Chat | TokenIds
+"""A `str` is text that goes to the model as it is, without a chat template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 is all, `seed` None is any."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    num_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """Prompts and how to go on from them; `max_tokens` None is as many as the context holds."""
+
+    prompts: tuple[Prompt, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    model: str = ""
+    request_id: str = ""
+
+
+class FinishReason(StrEnum):
+    """Why a prompt's generation ended: a stop token, or the number of tokens."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token; `top_logprobs` holds (id, log-probability), most likely first."""
+
+    id: int
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How many tokens a prompt had and how many were generated."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds since the request's arrival: first step, first token, last token."""
+
+    queue_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one prompt; `usage` and `timings` come with `finish_reason`, on its last update."""
+
+    request_id: str
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: FinishReason | None
+    usage: Usage | None
+    timings: Timings | None
+    seed: int | None
+
+
+def request_to_proto(request: GenerationRequest) -> inference_pb2.InferRequest:
+    """The message that asks for `request`; ValueError if a number does not fit its field."""
+    sampling = request.sampling
+    return inference_pb2.InferRequest(
+        request_id=request.request_id,
+        model=request.model,
+        prompts=[_prompt_to_proto(prompt) for prompt in request.prompts],
+        sampling=inference_pb2.SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            num_logprobs=sampling.num_logprobs,
+        ),
+        max_tokens=request.max_tokens,
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=request.stop_token_ids,
+    )
+
+
+def update_from_proto(message: inference_pb2.InferResponse) -> Update:
+    """One response as an `Update`."""
+    timings = message.timings
+    return Update(
+        request_id=message.request_id,
+        index=message.index,
+        text=message.text,
+        tokens=tuple(_token_from_proto(token) for token in message.tokens),
+        finish_reason=_FINISH_REASONS.get(message.finish_reason),
+        usage=Usage(message.usage.prompt_tokens, message.usage.completion_tokens)
+        if message.HasField("usage")
+        else None,
+        timings=Timings(timings.queue_seconds, timings.first_token_seconds, timings.total_seconds)
+        if message.HasField("timings")
+        else None,
+        seed=message.seed if message.HasField("seed") else None,
+    )
+
+
+_FINISH_REASONS = {
+    inference_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    inference_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+def _prompt_to_proto(prompt: Prompt) -> inference_pb2.Prompt:
+    match prompt:
+        case str():
+            return inference_pb2.Prompt(text=prompt)
+        case Chat(messages):
+            turns = [
+                inference_pb2.ChatMessage(role=message.role, content=message.content)
+                for message in messages
+            ]
+            return inference_pb2.Prompt(chat=inference_pb2.Chat(messages=turns))
+        case TokenIds(ids):
+            return inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=ids))
+
+
+def _token_from_proto(token: inference_pb2.Token) -> Token:
+    top = tuple((entry.id, entry.logprob) for entry in token.top_logprobs)
+    return Token(token.id, token.logprob, top)

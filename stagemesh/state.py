@@ -1,0 +1,169 @@
+"""Owns the client's picture of a mesh: plan, workers, stages and load, as one snapshot.
+
+The classes mirror `protos/mesh.proto`; nothing here asks for a snapshot or shows one.
+"""
+
+from dataclasses import dataclass, replace
+
+from protos import mesh_pb2, stage_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """One worker process that joined; `state` is `empty`, `loading`, `loaded` or `serving`."""
+
+    worker_id: str
+    node: str
+    address: str
+    device: str
+    memory_bytes: int
+    pid: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageState:
+    """One stage; seconds, frames and bytes are sums over the epoch, the hop is the leaving one."""
+
+    stage: int
+    first_layer: int
+    num_layers: int
+    worker_ids: tuple[str, ...]
+    compute_seconds: float
+    idle_seconds: float
+    receive_seconds: float
+    queue_seconds: float
+    send_seconds: float
+    send_hidden_seconds: float
+    num_frames_sent: int
+    num_bytes_sent: int
+    num_steps: int
+    weights_bytes: int
+    peak_rss_bytes: int
+    load_done_bytes: int
+    load_total_bytes: int
+
+    def since(self, earlier: "StageState") -> "StageState":
+        """The sums of the time after `earlier`, which must be of the same epoch."""
+        return replace(
+            self,
+            compute_seconds=self.compute_seconds - earlier.compute_seconds,
+            idle_seconds=self.idle_seconds - earlier.idle_seconds,
+            receive_seconds=self.receive_seconds - earlier.receive_seconds,
+            queue_seconds=self.queue_seconds - earlier.queue_seconds,
+            send_seconds=self.send_seconds - earlier.send_seconds,
+            send_hidden_seconds=self.send_hidden_seconds - earlier.send_hidden_seconds,
+            num_frames_sent=self.num_frames_sent - earlier.num_frames_sent,
+            num_bytes_sent=self.num_bytes_sent - earlier.num_bytes_sent,
+            num_steps=self.num_steps - earlier.num_steps,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """One pipeline: its epoch, its memory in use and its stages."""
+
+    replica: int
+    epoch: int
+    num_kv_blocks: int
+    num_kv_blocks_used: int
+    block_size: int
+    num_slots_used: int
+    max_sequences: int
+    num_steps_in_flight: int
+    num_steps: int
+    stages: tuple[StageState, ...]
+
+    def since(self, earlier: "ReplicaState") -> "ReplicaState":
+        """The sums of the time after `earlier`; all of them where a new epoch began meanwhile."""
+        if self.epoch != earlier.epoch:
+            return self
+        stages = zip(self.stages, earlier.stages, strict=True)
+        return replace(self, stages=tuple(now.since(before) for now, before in stages))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshState:
+    """A mesh at one moment; `failure` says why it cannot be formed, and is empty otherwise."""
+
+    build: str
+    coordinator_id: str
+    model: str
+    ready: bool
+    phase: str
+    failure: str
+    num_running: int
+    num_waiting: int
+    uptime_seconds: float
+    max_model_len: int
+    replicas: tuple[ReplicaState, ...]
+    workers: tuple[WorkerState, ...]
+
+
+def state_from_proto(message: mesh_pb2.GetStateResponse) -> MeshState:
+    """One `GetState` answer as a `MeshState`."""
+    return MeshState(
+        build=message.build,
+        coordinator_id=message.coordinator_id,
+        model=message.model,
+        ready=message.ready,
+        phase=message.phase,
+        failure=message.failure,
+        num_running=message.num_running,
+        num_waiting=message.num_waiting,
+        uptime_seconds=message.uptime_seconds,
+        max_model_len=message.max_model_len,
+        replicas=tuple(_replica_from_proto(replica) for replica in message.replicas),
+        workers=tuple(_worker_from_proto(worker) for worker in message.workers),
+    )
+
+
+def _replica_from_proto(message: mesh_pb2.ReplicaState) -> ReplicaState:
+    return ReplicaState(
+        replica=message.replica,
+        epoch=message.epoch.counter,
+        num_kv_blocks=message.num_kv_blocks,
+        num_kv_blocks_used=message.num_kv_blocks_used,
+        block_size=message.block_size,
+        num_slots_used=message.num_slots_used,
+        max_sequences=message.max_sequences,
+        num_steps_in_flight=message.num_steps_in_flight,
+        num_steps=message.num_steps,
+        stages=tuple(_stage_from_proto(stage) for stage in message.stages),
+    )
+
+
+def _stage_from_proto(message: mesh_pb2.StageState) -> StageState:
+    return StageState(
+        stage=message.stage,
+        first_layer=message.first_layer,
+        num_layers=message.num_layers,
+        worker_ids=tuple(message.worker_ids),
+        compute_seconds=message.compute_seconds,
+        idle_seconds=message.idle_seconds,
+        receive_seconds=message.receive_seconds,
+        queue_seconds=message.queue_seconds,
+        send_seconds=message.send_seconds,
+        send_hidden_seconds=message.send_hidden_seconds,
+        num_frames_sent=message.num_frames_sent,
+        num_bytes_sent=message.num_bytes_sent,
+        num_steps=message.num_steps,
+        weights_bytes=message.weights_bytes,
+        peak_rss_bytes=message.peak_rss_bytes,
+        load_done_bytes=message.load_done_bytes,
+        load_total_bytes=message.load_total_bytes,
+    )
+
+
+def _worker_from_proto(message: mesh_pb2.WorkerInfo) -> WorkerState:
+    hello = message.hello
+    name = stage_pb2.WorkerState.Name(message.state)
+    return WorkerState(
+        worker_id=hello.worker_id,
+        node=hello.node,
+        address=hello.address,
+        device=hello.device.kind,
+        memory_bytes=hello.device.memory_bytes,
+        pid=hello.pid,
+        state=name.removeprefix("WORKER_STATE_").lower(),
+    )

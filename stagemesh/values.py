@@ -1,0 +1,49 @@
+"""Owns how people write sizes, layer counts, addresses and durations; it knows no command line."""
+
+import re
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `512MiB`, `2GiB`, `1.5GB` or a bare number; ValueError says how to write one."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _UNITS.get(match["unit"].upper()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not a size; write for example 512MiB or 2GiB")
+    return int(float(match["number"]) * factor)
+
+
+def format_size(num_bytes: float) -> str:
+    """`num_bytes` for people, as `1.5 MiB`."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """`seconds` for people, as `850 µs`, `12.3 ms` or `4.56 s`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layers of each stage from `3,20,7`; ValueError unless all are whole numbers from 1 up."""
+    counts = text.split(",")
+    if not all(count.strip().isascii() and count.strip().isdecimal() for count in counts):
+        raise ValueError(f"{text!r} is not a list of layer counts; write for example 3,20,7")
+    layers = tuple(int(count) for count in counts)
+    if 0 in layers:
+        raise ValueError(f"{text!r} has a stage without layers; each stage needs at least 1")
+    return layers
+
+
+def join_address(host: str, port: int) -> str:
+    """HOST:PORT, or [HOST]:PORT for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

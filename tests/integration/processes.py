@@ -1,0 +1,207 @@
+"""Real `stagemesh` processes in a test's hands: started, read, signalled, and gone at the end."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import psutil
+
+from stagemesh import Client, GenerationRequest, MeshState, Update
+from stagemesh.ports import reserve
+
+COMMAND = (sys.executable, "-m", "stagemesh")
+START_SECONDS = 90.0
+STOP_SECONDS = 20.0
+ANSWER_SECONDS = 60.0
+
+
+class Log:
+    """The lines that a process writes, read by a thread so that it never has to wait."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread.start()
+
+    def wait_for(self, text: str, timeout_seconds: float = START_SECONDS) -> str:
+        """The first line with `text` in it; fails with the whole log when it does not come."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._find(text) is not None or self._is_closed, timeout_seconds
+            )
+            line = self._find(text)
+        assert line is not None, f"no line with {text!r} in:\n" + "\n".join(self.lines)
+        return line
+
+    def close(self) -> None:
+        """Waits until everything that was written is read."""
+        self._thread.join(STOP_SECONDS)
+
+    def _find(self, text: str) -> str | None:
+        return next((line for line in self.lines if text in line), None)
+
+    def _read(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                with self._changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCommand:
+    """A `stagemesh` command that goes on until it is told to stop."""
+
+    process: subprocess.Popen[str]
+    log: Log
+
+    def descendants(self) -> list[psutil.Process]:
+        """The processes that it has started and that are alive."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the command alone."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit code, once the command has ended and its log is read."""
+        code = self.process.wait(STOP_SECONDS)
+        self.log.close()
+        return code
+
+
+@contextmanager
+def running_command(
+    *arguments: str, env: Mapping[str, str] | None = None
+) -> Iterator[RunningCommand]:
+    """Starts `stagemesh ARGUMENTS`; at the end nothing of it is left, whatever happened."""
+    process = subprocess.Popen(
+        (*COMMAND, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | (env or {}),
+    )
+    assert process.stderr is not None
+    command = RunningCommand(process, Log(process.stderr))
+    try:
+        yield command
+    finally:
+        left = command.descendants() if process.poll() is None else []
+        process.kill()
+        process.wait()
+        for child in left:
+            child.kill()
+        command.log.close()
+
+
+def run_command(
+    *arguments: str, env: Mapping[str, str] | None = None, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs `stagemesh ARGUMENTS` to its end."""
+    return subprocess.run(
+        (*COMMAND, *arguments),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_SECONDS,
+        env=os.environ | (env or {}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A mesh that serves, in real processes."""
+
+    command: RunningCommand
+    target: str
+
+    def ask(self, request: GenerationRequest, timeout_seconds: float = ANSWER_SECONDS) -> "Answers":
+        """All updates of a request, by prompt."""
+        with Client(self.target) as client:
+            return Answers(list(client.infer(request, timeout_seconds=timeout_seconds)))
+
+    def state(self) -> MeshState:
+        """What the mesh is doing."""
+        with Client(self.target) as client:
+            return client.state()
+
+    def assert_idle(self) -> None:
+        """Nothing runs or waits, and no slot or block is held, at the latest after a moment."""
+        deadline = time.monotonic() + STOP_SECONDS
+        with Client(self.target) as client:
+            while (left := _held(client.state())) and time.monotonic() < deadline:
+                pass
+        assert not left, f"still held: {left}"
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Ends the mesh as a user would; asserts a clean exit and that no process is left."""
+        children = self.command.descendants()
+        self.command.signal(number)
+        assert self.command.wait() == 0, "\n".join(self.command.log.lines)
+        assert_all_end(children)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The updates of one request, in the order in which they came."""
+
+    updates: list[Update]
+
+    def of(self, index: int) -> list[Update]:
+        """The updates of one prompt."""
+        return [update for update in self.updates if update.index == index]
+
+    def text(self, index: int = 0) -> str:
+        """One prompt's whole text."""
+        return "".join(update.text for update in self.of(index))
+
+    def token_ids(self, index: int = 0) -> tuple[int, ...]:
+        """One prompt's generated tokens."""
+        return tuple(token.id for update in self.of(index) for token in update.tokens)
+
+    def end(self, index: int = 0) -> Update:
+        """One prompt's last update, the only one with a finish reason."""
+        *others, last = self.of(index)
+        assert last.finish_reason is not None
+        assert all(update.finish_reason is None for update in others)
+        return last
+
+
+@contextmanager
+def serving(model: str, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Mesh]:
+    """`stagemesh serve MODEL OPTIONS` on free ports, ready; one thread for each worker."""
+    target = reserve("127.0.0.1:0")
+    addresses = ("--grpc", target, "--mesh", "127.0.0.1:0")
+    with running_command(
+        "serve", model, *addresses, "--threads", "1", *options, env=env
+    ) as command:
+        command.log.wait_for("Ctrl-C stops it")
+        yield Mesh(command, target)
+
+
+def assert_all_end(processes: list[psutil.Process]) -> None:
+    """All of them are gone, at the latest after a moment."""
+    _, alive = psutil.wait_procs(processes, timeout=STOP_SECONDS)
+    assert alive == []
+
+
+def _held(state: MeshState) -> dict[str, int]:
+    held = {"running": state.num_running, "waiting": state.num_waiting}
+    for replica in state.replicas:
+        held |= {"blocks": replica.num_kv_blocks_used, "slots": replica.num_slots_used}
+    return {name: count for name, count in held.items() if count}

@@ -1,0 +1,63 @@
+"""Bad requests from the command line: one clear error each, and no harm to anybody else."""
+
+import pytest
+
+from stagemesh import GenerationRequest, TokenIds
+from tests.integration.processes import Mesh, run_command
+from tests.integration.tiny_chat import TinyChat
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "says"),
+    [
+        (("",), "", "prompt 0 is empty; send at least one token"),
+        (("-",), "", "prompt 0 is empty; send at least one token"),
+        (("-", "--raw"), "the " * 9000, "tokens, but at most"),
+        (("hi", "--model-name", "other"), "", "model 'other' is not served here"),
+        (("hi", "--top-p", "0"), "", "Must be > 0"),
+    ],
+    ids=["empty", "empty_stdin", "too_long", "unknown_model", "top_p"],
+)
+def test_infer_with_bad_input_exits_with_one_message(
+    arguments: tuple[str, ...], stdin: str, says: str, pair: Mesh, tiny_chat: TinyChat
+) -> None:
+    done = run_command("infer", *arguments, "--target", pair.target, stdin=stdin)
+    assert done.returncode in (1, 2)
+    assert done.stdout == ""
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    request = GenerationRequest(prompts=(TokenIds((5, 6)),), max_tokens=3, ignore_eos=True)
+    assert pair.ask(request).token_ids() == tiny_chat.greedy((5, 6), 3)
+
+
+def test_infer_streams_the_text_and_tells_its_cost(pair: Mesh, tiny_chat: TinyChat) -> None:
+    done = run_command(
+        *("infer", "--raw", "the client", "--max-tokens", "8", "--ignore-eos", "--stats"),
+        *("--target", pair.target),
+    )
+    prompt = tuple(tiny_chat.tokenizer.encode("the client"))
+    assert done.returncode == 0
+    assert done.stdout == tiny_chat.decode(tiny_chat.greedy(prompt, 8)) + "\n"
+    assert f"{len(prompt)} prompt tokens, 8 generated" in done.stderr
+
+
+def test_infer_past_its_timeout_exits_with_a_message(pair: Mesh) -> None:
+    done = run_command(
+        *("infer", "hi", "--ignore-eos", "--max-tokens", "4000", "--timeout", "0.5"),
+        *("--target", pair.target),
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the deadline passed before the answer was complete; allow more time\n"
+    )
+
+
+def test_status_shows_plan_and_load(pair: Mesh) -> None:
+    shown = run_command("status", "--target", pair.target)
+    assert shown.returncode == 0
+    for title in ("Plan", "Stages", "Hops", "Load"):
+        assert title in shown.stdout
+    as_json = run_command("status", "--json", "--target", pair.target)
+    assert '"ready": true' in as_json.stdout

@@ -1,0 +1,137 @@
+"""Meshes that cannot start: one clear message, an exit code, and nothing left running."""
+
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.integration.processes import run_command
+from tests.integration.tiny_chat import TinyChat
+
+pytestmark = pytest.mark.integration
+
+WEIGHTS = "model.safetensors"
+TENSOR = "model.layers.3.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def folder(tiny_chat: TinyChat, tmp_path: Path) -> Path:
+    """A copy of the model that a test may break."""
+    copy = tmp_path / "broken"
+    shutil.copytree(tiny_chat.model.folder, copy)
+    return copy
+
+
+def drop_tensor(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    del tensors[TENSOR]
+    save_file(tensors, folder / WEIGHTS)
+
+
+def reshape_tensor(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors[TENSOR] = tensors[TENSOR][:-1].contiguous()
+    save_file(tensors, folder / WEIGHTS)
+
+
+def truncate(folder: Path) -> None:
+    weights = folder / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def pickle_only(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def rename_architecture(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "MambaForCausalLM"))
+
+
+def fail(*arguments: str, code: int = 1) -> str:
+    """Runs `stagemesh ARGUMENTS`, which must fail; returns its one error line."""
+    done = run_command(*arguments)
+    assert done.returncode == code, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert psutil.Process().children(recursive=True) == []
+    return errors[0]
+
+
+FREE = ("--grpc", "127.0.0.1:0", "--mesh", "127.0.0.1:0")
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (drop_tensor, TENSOR),
+        (reshape_tensor, TENSOR),
+        (truncate, WEIGHTS),
+        (pickle_only, "convert them to safetensors"),
+        (rename_architecture, "LlamaForCausalLM"),
+    ],
+)
+def test_serve_of_a_broken_model_says_what_is_wrong_with_it(
+    damage: Callable[[Path], None], says: str, folder: Path
+) -> None:
+    damage(folder)
+    assert says in fail("serve", str(folder), "--pp", "2", *FREE)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--layers", "2,2"), "add up to the model's 5"),
+        (("--layers", "2,2,2"), "add up to the model's 5"),
+        (("--pp", "6"), "use at most 5 stages"),
+    ],
+)
+def test_serve_with_layers_that_do_not_add_up_says_the_numbers(
+    options: tuple[str, ...], says: str, folder: Path
+) -> None:
+    assert says in fail("serve", str(folder), *options, *FREE)
+
+
+@pytest.mark.parametrize("command", ["serve", "coordinator"])
+def test_start_with_an_unknown_model_says_what_can_be_given(command: str) -> None:
+    message = fail(command, "no-such-folder", *FREE)
+    assert "no-such-folder" in message
+    assert "give a folder" in message
+
+
+@pytest.mark.parametrize("command", ["serve", "coordinator"])
+@pytest.mark.parametrize("door", ["--grpc", "--mesh"])
+def test_start_on_a_taken_port_says_which(command: str, door: str, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        doors = {"--grpc": "127.0.0.1:0", "--mesh": "127.0.0.1:0"} | {door: address}
+        options = [text for pair in doors.items() for text in pair]
+        assert f"cannot listen on {address}" in fail(command, str(folder), *options, code=3)
+
+
+def test_worker_on_a_taken_port_says_which() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        message = fail("worker", "--coordinator", "127.0.0.1:1", "--listen", address, code=3)
+        assert f"cannot listen on {address}" in message
+
+
+def test_serve_with_a_worker_that_refuses_says_why(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tensors = load_file(other / WEIGHTS)
+    tensors[TENSOR] += 1
+    save_file(tensors, other / WEIGHTS)
+    monkeypatch.setenv("STAGEMESH_MODEL_PATH", str(other))
+    assert "put the same model files on every node" in fail(
+        "serve", str(folder), "--pp", "2", *FREE
+    )

@@ -1,0 +1,88 @@
+"""A mesh's end, asked for or not: processes never outlive it, and a dead worker is replaced."""
+
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from coordinator.options import CoordinatorOptions
+from stagemesh import Client, GenerationRequest, TokenIds
+from tests.integration.conftest import OPTIONS
+from tests.integration.processes import Mesh, assert_all_end, serving
+from tests.integration.tiny_chat import TinyChat
+
+pytestmark = pytest.mark.integration
+
+PROMPT = (5, 6, 7)
+# How long a coordinator lets running requests go on.
+GRACE_SECONDS = CoordinatorOptions(model="").grace_seconds
+ENDLESS = GenerationRequest(prompts=(TokenIds(PROMPT),), max_tokens=4000, ignore_eos=True)
+
+
+@pytest.fixture
+def own_mesh(tiny_chat: TinyChat) -> Iterator[Mesh]:
+    """A mesh that the test may end."""
+    with serving(str(tiny_chat.model.folder), "--pp", "2", *OPTIONS) as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stop_signal_ends_every_process_without_noise(
+    number: signal.Signals, own_mesh: Mesh
+) -> None:
+    own_mesh.stop(number)
+    after = own_mesh.command.log.lines
+    assert after[-1] == "stopped"
+    assert not any("warning" in line or "error" in line for line in after)
+
+
+def test_second_interrupt_does_not_wait_for_running_requests(own_mesh: Mesh) -> None:
+    children = own_mesh.command.descendants()
+    with Client(own_mesh.target) as client:
+        updates = client.infer(ENDLESS)
+        next(updates)
+        own_mesh.command.signal(signal.SIGINT)
+        own_mesh.command.log.wait_for("Ctrl-C again")
+        started = time.monotonic()
+        own_mesh.command.signal(signal.SIGINT)
+        own_mesh.command.wait()
+        assert time.monotonic() - started < GRACE_SECONDS / 2
+        updates.close()
+    assert_all_end(children)
+
+
+def test_launcher_killed_takes_its_processes_along(own_mesh: Mesh) -> None:
+    children = own_mesh.command.descendants()
+    assert len(children) == 3
+    own_mesh.command.signal(signal.SIGKILL)
+    assert own_mesh.command.wait() == -signal.SIGKILL
+    assert_all_end(children)
+
+
+def test_worker_killed_is_started_again_and_the_answer_goes_on(
+    own_mesh: Mesh, tiny_chat: TinyChat
+) -> None:
+    request = GenerationRequest(prompts=(TokenIds(PROMPT),), max_tokens=600, ignore_eos=True)
+    with Client(own_mesh.target) as client:
+        updates = client.infer(request, timeout_seconds=90)
+        first = next(updates)
+        psutil.Process(client.state().workers[0].pid).kill()
+        rest = list(updates)
+    tokens = tuple(token.id for update in (first, *rest) for token in update.tokens)
+    assert tokens[:40] == tiny_chat.greedy(PROMPT, 40)
+    assert len(tokens) == 600
+    own_mesh.command.log.wait_for("starting it again")
+    own_mesh.assert_idle()
+    own_mesh.stop()
+
+
+def test_coordinator_killed_ends_the_mesh_with_a_message(own_mesh: Mesh) -> None:
+    children = own_mesh.command.descendants()
+    workers = {worker.pid for worker in own_mesh.state().workers}
+    (coordinator,) = (child for child in children if child.pid not in workers)
+    coordinator.kill()
+    assert own_mesh.command.wait() == 1
+    assert "error: coordinator was killed by signal 9" in "\n".join(own_mesh.command.log.lines)
+    assert_all_end(children)

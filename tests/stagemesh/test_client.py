@@ -1,0 +1,138 @@
+"""Both clients against a door that answers as told, on real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+
+import grpc
+import pytest
+
+from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
+from runtime.errors import QueueFullError
+from runtime.rpc import bind, make_server
+from stagemesh import AsyncClient, Client, GenerationRequest, StagemeshRpcError, Update
+
+Context = grpc.aio.ServicerContext[
+    inference_pb2.InferRequest, AsyncIterator[inference_pb2.InferResponse]
+]
+StateContext = grpc.aio.ServicerContext[
+    mesh_pb2.GetStateRequest, Awaitable[mesh_pb2.GetStateResponse]
+]
+
+
+class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsServicer):
+    """Echoes the prompt letter by letter; `hang` then waits, `full` refuses."""
+
+    def __init__(self) -> None:
+        self.abandoned = asyncio.Event()
+
+    async def Infer(  # noqa: N802
+        self, request: inference_pb2.InferRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.InferResponse]:
+        text = request.prompts[0].text
+        if text == "full":
+            raise QueueFullError(num_waiting=3, limit=3)
+        try:
+            for letter in text:
+                yield inference_pb2.InferResponse(text=letter)
+            if text == "hang":
+                await asyncio.Event().wait()
+        finally:
+            self.abandoned.set()
+
+    async def GetState(  # noqa: N802
+        self, request: mesh_pb2.GetStateRequest, context: StateContext
+    ) -> mesh_pb2.GetStateResponse:
+        return mesh_pb2.GetStateResponse(model="tiny")
+
+
+@pytest.fixture
+async def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+async def target(door: Door) -> AsyncIterator[str]:
+    """The address where `door` answers."""
+    server = make_server()
+    inference_pb2_grpc.add_InferenceServicer_to_server(door, server)
+    mesh_pb2_grpc.add_OperationsServicer_to_server(door, server)
+    address = await bind(server, "127.0.0.1:0")
+    await server.start()
+    yield address
+    await server.stop(0)
+
+
+async def collect(updates: AsyncIterator[Update]) -> str:
+    return "".join([update.text async for update in updates])
+
+
+def request(text: str) -> GenerationRequest:
+    return GenerationRequest(prompts=(text,))
+
+
+async def test_async_infer_streams_updates(target: str) -> None:
+    async with AsyncClient(target) as client:
+        assert await collect(client.infer(request("hello"))) == "hello"
+        assert (await client.state()).model == "tiny"
+
+
+async def test_sync_infer_streams_updates(target: str) -> None:
+    def ask() -> tuple[str, str]:
+        with Client(target) as client:
+            text = "".join(update.text for update in client.infer(request("hello")))
+            return text, client.state().model
+
+    assert await asyncio.to_thread(ask) == ("hello", "tiny")
+
+
+async def test_async_infer_refused_has_the_servers_code(target: str) -> None:
+    async with AsyncClient(target) as client:
+        with pytest.raises(StagemeshRpcError, match="limit 3") as caught:
+            await collect(client.infer(request("full")))
+    assert (caught.value.code, caught.value.status) == ("queue_full", "RESOURCE_EXHAUSTED")
+
+
+async def test_sync_infer_refused_has_the_servers_code(target: str) -> None:
+    def ask() -> None:
+        with Client(target) as client:
+            list(client.infer(request("full")))
+
+    with pytest.raises(StagemeshRpcError, match="limit 3") as caught:
+        await asyncio.to_thread(ask)
+    assert caught.value.code == "queue_full"
+
+
+async def test_infer_past_its_deadline_says_so(target: str) -> None:
+    async with AsyncClient(target) as client:
+        with pytest.raises(StagemeshRpcError, match="deadline") as caught:
+            await collect(client.infer(request("hang"), timeout_seconds=0.2))
+    assert caught.value.code == "deadline_exceeded"
+
+
+async def test_async_infer_left_early_cancels_the_call(target: str, door: Door) -> None:
+    async with AsyncClient(target) as client:
+        updates = client.infer(request("hang"))
+        assert (await anext(updates)).text == "h"
+        await updates.aclose()
+        async with asyncio.timeout(5):
+            await door.abandoned.wait()
+
+
+async def test_sync_infer_left_early_cancels_the_call(target: str, door: Door) -> None:
+    def ask() -> str:
+        with Client(target) as client:
+            updates = client.infer(request("hang"))
+            first = next(updates)
+            updates.close()
+            return first.text
+
+    assert await asyncio.to_thread(ask) == "h"
+    async with asyncio.timeout(5):
+        await door.abandoned.wait()
+
+
+async def test_client_without_a_mesh_says_how_to_start_one() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(StagemeshRpcError, match=r"stagemesh serve MODEL") as caught:
+            await client.state()
+    assert caught.value.code == "unreachable"

@@ -1,0 +1,91 @@
+"""The launcher with commands that end on their own; meshes that serve are in tests/integration."""
+
+import asyncio
+import socket
+
+import psutil
+import pytest
+
+from runtime.errors import LaunchError
+from stagemesh import launcher
+from stagemesh.children import Child
+from stagemesh.launcher import LaunchPlan, LocalMesh, RestartPolicy, local_mesh
+from stagemesh.ports import reserve
+
+WORKER = ("worker", "--coordinator", "127.0.0.1:1")
+
+
+def plan(coordinator: tuple[str, ...], worker: tuple[str, ...]) -> LaunchPlan:
+    return LaunchPlan(coordinator, worker, 1, reserve("127.0.0.1:0"), "127.0.0.1:50100")
+
+
+def assert_no_child_is_left() -> None:
+    assert psutil.Process().children(recursive=True) == []
+
+
+async def wait_for_ever(mesh: LocalMesh) -> None:
+    await mesh.until_ready(lambda state: None)
+
+
+async def test_child_that_exits_leaves_its_code_lines_and_reason() -> None:
+    lines: list[str] = []
+    child = await Child.start("c", ("coordinator", "no such model"), lines.append)
+    assert await child.follow() == 1
+    assert child.last_error is not None
+    assert "no such model" in child.last_error
+    assert lines == []
+
+
+async def test_coordinator_that_refuses_ends_the_launch_with_its_reason() -> None:
+    with pytest.raises(LaunchError, match=r"^coordinator: model 'no such model' not found"):
+        async with local_mesh(plan(("coordinator", "no such model"), WORKER), print) as mesh:
+            await wait_for_ever(mesh)
+    assert_no_child_is_left()
+
+
+async def test_worker_that_keeps_dying_is_restarted_then_given_up() -> None:
+    news: list[str] = []
+    restarts = RestartPolicy(max_restarts=2, first_delay_seconds=0.01)
+    # A coordinator that waits for standard input, and a worker with an option that does not exist.
+    launch_plan = plan(("worker", "--coordinator", "127.0.0.1:1"), ("worker", "--nonsense"))
+    with pytest.raises(LaunchError, match=r"^worker 0 exited with code 2"):
+        async with local_mesh(launch_plan, news.append, restarts) as mesh:
+            await wait_for_ever(mesh)
+    assert sum("starting it again" in line for line in news) == 2
+    assert_no_child_is_left()
+
+
+async def test_worker_whose_port_was_taken_meanwhile_gets_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        addresses = iter([f"127.0.0.1:{listener.getsockname()[1]}", "127.0.0.1:0"])
+        monkeypatch.setattr(launcher, "free_address", lambda first, taken: next(addresses))
+        restarted = asyncio.Event()
+        restarts = RestartPolicy(first_delay_seconds=0.01)
+        async with local_mesh(plan(WORKER, WORKER), lambda line: restarted.set(), restarts):
+            await restarted.wait()
+    assert_no_child_is_left()
+
+
+async def test_body_that_fails_stops_the_children_and_keeps_its_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with local_mesh(plan(WORKER, WORKER), lambda line: None):
+            raise ZeroDivisionError
+    assert_no_child_is_left()
+
+
+async def test_body_that_is_cancelled_stops_the_children() -> None:
+    started = asyncio.Event()
+
+    async def run() -> None:
+        async with local_mesh(plan(WORKER, WORKER), lambda line: None) as mesh:
+            started.set()
+            await wait_for_ever(mesh)
+
+    task = asyncio.create_task(run())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert_no_child_is_left()

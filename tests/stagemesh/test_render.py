@@ -1,0 +1,114 @@
+"""Tables and lines that people read."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from protos import mesh_pb2
+from stagemesh.generation import Timings, Usage
+from stagemesh.progress import ProgressView
+from stagemesh.render import (
+    hop_table,
+    load_table,
+    plan_table,
+    speed,
+    stage_table,
+    summary,
+    worker_table,
+)
+from stagemesh.state import MeshState, state_from_proto
+
+
+@pytest.fixture
+def state(state_message: mesh_pb2.GetStateResponse) -> MeshState:
+    return state_from_proto(state_message)
+
+
+@pytest.fixture
+def console() -> Console:
+    """A console that is no terminal and keeps what is printed."""
+    return Console(file=StringIO(), width=120)
+
+
+def rows(table: Table) -> Iterator[list[str]]:
+    """The cells of each row."""
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    return (list(cells) for cells in zip(*columns, strict=True))
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_plan_table_names_layers_and_workers(state: MeshState) -> None:
+    assert list(rows(plan_table(state))) == [
+        ["0", "0", "0-19", "127.0.0.1:50100", "cpu", "100", "1.0 GiB"],
+        ["0", "1", "20-29", "127.0.0.1:50101", "cpu", "101", "0 B"],
+    ]
+
+
+def test_plan_table_with_a_worker_gone_says_so(state: MeshState) -> None:
+    alone = replace(state, workers=state.workers[:1])
+    assert list(rows(plan_table(alone)))[1][3] == "w1 (gone)"
+
+
+def test_stage_table_gives_the_busy_share(state: MeshState) -> None:
+    first, second = rows(stage_table(state.replicas))
+    assert first == ["0", "0", "0-19", "11", "3.00 s", "1.00 s", "75%", "2.0 GiB"]
+    assert second[6] == "-"
+
+
+def test_hop_table_has_a_row_between_stages_only(state: MeshState) -> None:
+    assert list(rows(hop_table(state.replicas))) == [
+        ["0", "0 -> 1", "12", "3.0 MiB", "500.0 ms", "80%"]
+    ]
+
+
+def test_load_table_counts_what_is_in_use(state: MeshState) -> None:
+    assert list(rows(load_table(state.replicas))) == [
+        ["0", "4", "2 of 64", "7 of 100 x 16", "2", "11"]
+    ]
+
+
+def test_worker_table_lists_who_joined(state: MeshState) -> None:
+    assert [row[0] for row in rows(worker_table(state.workers))] == [
+        "127.0.0.1:50100",
+        "127.0.0.1:50101",
+    ]
+
+
+def test_summary_of_a_mesh_that_is_not_ready_says_what_it_waits_for(state: MeshState) -> None:
+    assert summary(state).startswith("tiny: ready (serving), 2 running, 1 waiting")
+    waiting = replace(state, ready=False, phase="waiting for workers")
+    assert summary(waiting).startswith("tiny: not ready (waiting for workers)")
+
+
+@pytest.mark.parametrize(
+    ("usage", "timings", "text"),
+    [
+        (Usage(5, 11), Timings(0.1, 1.0, 2.0), "then 10.0 tokens/s, 2.00 s in all"),
+        (Usage(5, 1), Timings(0.1, 1.0, 1.0), "first token after 1.00 s, 1.00 s in all"),
+        (Usage(5, 0), Timings(0.0, 0.0, 0.0), "5 prompt tokens, 0 generated"),
+    ],
+)
+def test_speed_of_an_answer_counts_tokens_after_the_first(
+    usage: Usage, timings: Timings, text: str
+) -> None:
+    assert text in speed(usage, timings)
+
+
+def test_progress_without_a_terminal_prints_each_phase_once(
+    state: MeshState, console: Console
+) -> None:
+    with ProgressView(console) as progress:
+        progress.show_preparation("converting", 0, 10)
+        progress.show_preparation("converting", 10, 10)
+        progress.show_state(replace(state, phase="loading weights"))
+        progress.show_state(replace(state, phase="loading weights"))
+        progress.show_state(state)
+    assert printed(console).split("\n") == ["converting", "loading weights", "serving", ""]
