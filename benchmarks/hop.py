@@ -22,6 +22,7 @@ import uvloop
 
 from protos import stage_pb2
 from runtime import rpc
+from runtime.logs import configure_logging
 from runtime.step import SequenceChunk, Step
 from runtime.step_codec import step_to_header
 from stage_worker.assembly import ReceivePlan
@@ -182,6 +183,7 @@ def _other_process() -> Iterator[tuple[str, Connection]]:
 
 
 def _receive(connection: Connection) -> None:
+    configure_logging("receiver", "error", json=False)  # that the sender leaves is no news
     uvloop.run(_serve(connection))
 
 

@@ -5,24 +5,35 @@ clock, an environment or a random source, and imports no asyncio, grpc, torch or
 reading at scheduler.py; batching.py makes one step, policy.py is what a policy sees and answers.
 """
 
-from scheduler.fixed_policy import FixedPolicy
+from scheduler.feedback import SentStep, StageRecord, StepWork
+from scheduler.insight import BubbleSeconds, SchedulerInsight, StageInsight
 from scheduler.limits import SchedulerLimits
 from scheduler.placement import Plan, StagePlan, check_layers, make_plan, split_layers
+from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyOptions, make_policy
 from scheduler.policy import Policy
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import FinishReason, SequenceRequest, TokenEvent
 
 __all__ = [
+    "POLICY_NAMES",
+    "BubbleSeconds",
     "FinishReason",
     "FixedPolicy",
     "Plan",
     "Policy",
+    "PolicyOptions",
     "Scheduler",
+    "SchedulerInsight",
     "SchedulerLimits",
+    "SentStep",
     "SequenceRequest",
+    "StageInsight",
     "StagePlan",
+    "StageRecord",
+    "StepWork",
     "TokenEvent",
     "check_layers",
     "make_plan",
+    "make_policy",
     "split_layers",
 ]

@@ -7,6 +7,7 @@ only place where sequences get blocks, and where they lose them to others (preem
 from itertools import chain
 
 from runtime.step import SequenceChunk, SlotOpening, Step
+from scheduler.feedback import StepWork
 from scheduler.limits import SchedulerLimits
 from scheduler.policy import Policy, SchedulerView
 from scheduler.queues import SequenceQueues
@@ -23,6 +24,9 @@ class MicrobatchDraft:
         self.openings: list[SlotOpening] = []
         self.draws: list[Draw] = []
         self.num_tokens = 0
+        self._num_decodes = 0
+        self._prefill_attention = 0
+        self._decode_context = 0
         self._members: set[int] = set()
 
     def __contains__(self, sequence: TrackedSequence) -> bool:
@@ -42,9 +46,26 @@ class MicrobatchDraft:
         self.chunks.append(SequenceChunk(residence.slot, start, token_ids, new_block_ids, samples))
         residence.num_sent = end
         self.num_tokens += num_tokens
+        if num_tokens == 1:
+            self._num_decodes += 1
+            self._decode_context += start
+        else:
+            self._prefill_attention += num_tokens * (2 * start + num_tokens)
         self._members.add(sequence_id)
         if samples:
             self.draws.append(Draw(sequence, residence))
+
+    @property
+    def work(self) -> StepWork:
+        """What it asks of a stage so far."""
+        return StepWork(
+            num_tokens=self.num_tokens,
+            num_decodes=self._num_decodes,
+            prefill_attention=self._prefill_attention,
+            decode_context=self._decode_context,
+            num_sequences=len(self.chunks),
+            num_sampled=len(self.draws),
+        )
 
     def to_step(self, number: int, released_slots: tuple[int, ...]) -> Step:
         """The finished step."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.step import SequenceChunk
+from scheduler.feedback import SentStep, StageRecord, StepWork
+from scheduler.insight import SchedulerInsight
 from scheduler.limits import SchedulerLimits
 from scheduler.sequence import SequenceRequest
 
@@ -32,6 +34,14 @@ class SequenceView(Protocol):
     def num_unsent(self) -> int:
         """Known tokens still to be computed; 1 for a decode."""
 
+    @property
+    def num_generated(self) -> int:
+        """Tokens reported so far."""
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When its first token was reported, in seconds; None before."""
+
 
 class MicrobatchView(Protocol):
     """A microbatch in the making, read only."""
@@ -43,6 +53,10 @@ class MicrobatchView(Protocol):
     @property
     def num_tokens(self) -> int:
         """Rows of it so far."""
+
+    @property
+    def work(self) -> StepWork:
+        """What it asks of a stage so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +78,14 @@ class SchedulerView:
 
 
 class Policy(Protocol):
-    """Decides how much work the next microbatch carries. Stateful, but reads nothing else."""
+    """Decides how much work the next microbatch carries. Stateful, but reads nothing else.
+
+    What it may learn from is handed to it: `complete` once per step, `observe` once per step and
+    stage, in any order between the two.
+    """
+
+    def start_epoch(self, limits: SchedulerLimits) -> None:
+        """A new epoch begins: nothing is in flight, and the stages may be others."""
 
     def num_steps_in_flight(self, view: SchedulerView) -> int:
         """How many steps may be in flight, the next one included; 1 means no split."""
@@ -77,8 +98,17 @@ class Policy(Protocol):
     ) -> int:
         """How many of a sequence's unsent prompt tokens the microbatch shall take besides.
 
-        Asked in first-come order; 0 closes the microbatch.
+        Asked in first-come order; 0 closes the microbatch. `choose_decodes` was asked before.
         """
+
+    def complete(self, sent: SentStep, now: float) -> None:
+        """The last stage's result of a step has come."""
+
+    def observe(self, record: StageRecord, sent: SentStep) -> None:
+        """One stage has told its times of a step."""
+
+    def insight(self) -> SchedulerInsight:
+        """What the policy thinks at this moment."""
 
 
 def even_share(view: SchedulerView, num_microbatches: int) -> int:

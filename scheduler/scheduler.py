@@ -1,9 +1,9 @@
 """Owns what runs when on one replica: a pure state machine of requests, results and steps.
 
-`add`, `cancel`, `update` and `restart` are its events, `schedule` its only output. It reads no
-clock, environment or random source and does no I/O, so equal calls give equal steps. The contract
-schedule() -> step, update(step, results) follows vLLM v1's scheduler core; events in, instructions
-out follows dask's worker state machine.
+`add`, `cancel`, `update`, `observe` and `restart` are its events, `schedule` its only output. It
+reads no clock, environment or random source and does no I/O, so equal calls give equal steps. The
+contract schedule() -> step, update(step, results) follows vLLM v1's scheduler core; events in,
+instructions out follows dask's worker state machine.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from runtime.errors import NeverFitsError, PromptTooLongError, QueueFullError
 from runtime.step import SampledToken, Step
 from scheduler.batching import Batcher
+from scheduler.feedback import StageRecord
+from scheduler.insight import SchedulerInsight
 from scheduler.limits import SchedulerLimits
 from scheduler.policy import Policy, SchedulerView
 from scheduler.queues import SequenceQueues
@@ -37,6 +39,7 @@ class Scheduler:
         self._residences = Residences(limits)
         self._queues = SequenceQueues()
         self._in_flight = StepsInFlight()
+        self._policy.start_epoch(limits)
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -71,7 +74,19 @@ class Scheduler:
         Raises StepGapError for another step and FrameError for tokens that were not asked for.
         """
         tokens = self._in_flight.complete(step, sampled)
-        return tuple(self._accept(sequence, token) for sequence, token in tokens)
+        sent = self._in_flight.sent(step)
+        assert sent is not None, f"step {step} was sent and is forgotten"
+        self._policy.complete(sent, now)
+        return tuple(self._accept(sequence, token, now) for sequence, token in tokens)
+
+    def observe(self, record: StageRecord) -> None:
+        """Takes what one stage measured of one step, before or after the step's result.
+
+        Policies learn from it; a step of long ago, or of another epoch, is ignored.
+        """
+        sent = self._in_flight.sent(record.step)
+        if sent is not None:
+            self._policy.observe(record, sent)
 
     def restart(self, limits: SchedulerLimits) -> tuple[int, ...]:
         """Begins a new epoch: nothing in flight, no slots, and every sequence waits again.
@@ -102,12 +117,17 @@ class Scheduler:
         if not draft.chunks and (self._in_flight or not self._residences.has_releases):
             return None
         step = draft.to_step(self._in_flight.next_number, self._residences.take_releases())
-        self._in_flight.send(draft.draws)
+        self._in_flight.send(draft.draws, draft.work, now)
         return step
 
     def sequence_in_slot(self, slot: int) -> int:
         """The id of the sequence that holds a slot, which must be in use."""
         return self._residences.holder(slot).sequence_id
+
+    @property
+    def insight(self) -> SchedulerInsight:
+        """What the policy thinks at this moment."""
+        return self._policy.insight()
 
     @property
     def num_running(self) -> int:
@@ -165,8 +185,8 @@ class Scheduler:
             waiting=self._queues.of(Phase.WAITING),
         )
 
-    def _accept(self, sequence: TrackedSequence, token: SampledToken) -> TokenEvent:
-        finish_reason = sequence.accept(token.token_id)
+    def _accept(self, sequence: TrackedSequence, token: SampledToken, now: float) -> TokenEvent:
+        finish_reason = sequence.accept(token.token_id, now)
         if finish_reason is None:
             self._queues.move(sequence, Phase.READY)
         else:

@@ -78,6 +78,7 @@ class TrackedSequence:
     final_len: int
     phase: Phase = Phase.WAITING
     residence: Residence | None = None
+    first_token_at: float | None = None
     sequence_id: int = field(init=False)  # the request's, kept here because every token asks often
 
     def __post_init__(self) -> None:
@@ -98,8 +99,15 @@ class TrackedSequence:
         """Known tokens still to be computed; 1 for a decode."""
         return len(self.token_ids) - self.num_sent
 
-    def accept(self, token_id: int) -> FinishReason | None:
-        """Appends a drawn token and says whether it was the last."""
+    @property
+    def num_generated(self) -> int:
+        """Tokens reported so far."""
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    def accept(self, token_id: int, now: float) -> FinishReason | None:
+        """Appends a token drawn by `now` and says whether it was the last."""
+        if self.first_token_at is None:
+            self.first_token_at = now
         self.token_ids.append(token_id)
         if token_id in self.request.stop_ids:
             return FinishReason.STOP

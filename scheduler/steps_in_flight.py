@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from runtime.errors import FrameError, StepGapError
 from runtime.step import SampledToken
+from scheduler.feedback import SentStep, StepWork
 from scheduler.sequence import Residence, TrackedSequence
 
 
@@ -26,11 +27,16 @@ class Draw:
         return self.sequence.residence is self.residence
 
 
+NUM_DONE_KEPT = 32
+"""Stages tell their times by streams of their own, so some come after the step's result."""
+
+
 class StepsInFlight:
     """The steps of one epoch whose result has not come, oldest first."""
 
     def __init__(self) -> None:
         self._draws_of_step: deque[tuple[Draw, ...]] = deque()
+        self._sent: dict[int, SentStep] = {}
         self._next_number = 0
 
     def __len__(self) -> int:
@@ -41,10 +47,16 @@ class StepsInFlight:
         """The number of the step to be sent next."""
         return self._next_number
 
-    def send(self, draws: Sequence[Draw]) -> None:
+    def send(self, draws: Sequence[Draw], work: StepWork, now: float) -> None:
         """Notes that the next step was sent and will draw these tokens."""
+        self._sent[self._next_number] = SentStep(self._next_number, work, now, len(self))
+        self._sent.pop(self._next_number - len(self) - NUM_DONE_KEPT, None)
         self._draws_of_step.append(tuple(draws))
         self._next_number += 1
+
+    def sent(self, number: int) -> SentStep | None:
+        """A step in flight or lately done; None for one that is too long ago, or never was."""
+        return self._sent.get(number)
 
     def complete(
         self, number: int, sampled: Sequence[SampledToken]

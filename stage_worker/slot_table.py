@@ -109,18 +109,24 @@ class SlotTable:
         held.num_tokens = num_tokens
 
     def _append_blocks(self, slot: int, held: Slot, block_ids: Sequence[int]) -> None:
+        begin = len(held.block_ids)
+        end = begin + len(block_ids)
+        if begin == end:
+            return
+        self._check_blocks(slot, block_ids)
+        if end > self.tables_BP.shape[1]:
+            problem = f"more than the {self.tables_BP.shape[1]} blocks of the longest sequence"
+            raise BlockError(slot=slot, block=block_ids[-1], problem=problem)
+        self.tables_BP[slot, begin:end] = torch.tensor(block_ids)
+        self._used_blocks.update(block_ids)
+        held.block_ids.extend(block_ids)
+
+    def _check_blocks(self, slot: int, block_ids: Sequence[int]) -> None:
+        new: set[int] = set()
         for block in block_ids:
             if not 0 <= block < self._limits.num_blocks:
                 problem = f"it is outside the plan's {self._limits.num_blocks} blocks"
                 raise BlockError(slot=slot, block=block, problem=problem)
-            if block in self._used_blocks:
+            if block in self._used_blocks or block in new:
                 raise BlockError(slot=slot, block=block, problem="it is in use")
-            self._used_blocks.add(block)
-        begin = len(held.block_ids)
-        end = begin + len(block_ids)
-        if end > self.tables_BP.shape[1]:
-            problem = f"more than the {self.tables_BP.shape[1]} blocks of the longest sequence"
-            raise BlockError(slot=slot, block=block_ids[-1], problem=problem)
-        if block_ids:
-            self.tables_BP[slot, begin:end] = torch.tensor(block_ids)
-            held.block_ids.extend(block_ids)
+            new.add(block)

@@ -57,9 +57,9 @@ class Worker:
     ) -> stage_pb2.LoadReport:
         """End the epoch, drop the weights, and load this part instead."""
         async with self._change():
-            await self._drop()
             self._is_loading = True
             try:
+                await self._drop()
                 self._loaded = await self._thread.run(
                     partial(load_part, assignment, self._device, progress)
                 )

@@ -7,6 +7,7 @@ from runtime.step import SequenceChunk, Step
 from runtime.step_codec import step_to_header
 from stage_worker.assembly import ReceivePlan
 from stage_worker.next_stage import LinkPlan, step_frames
+from stage_worker.receiver import Receiver, Sender
 from stage_worker.transport import WireFrame, decode_frame, encode_frame
 
 EPOCH = stage_pb2.EpochId(coordinator_id="coordinator", counter=3)
@@ -50,3 +51,20 @@ def make_frame(number: int, num_tokens: int = 3) -> WireFrame:
     hidden_TH = torch.ones(num_tokens, HIDDEN_SIZE) if num_tokens else None
     (frame,) = make_frames(make_header(number, num_tokens), hidden_TH)
     return frame
+
+
+def feed(receiver: Receiver, frames: list[WireFrame], sender: Sender | None = None) -> Sender:
+    """Gives `frames` of one sender to `receiver`; the sender is attached if it is new."""
+    sender = sender or receiver.attach(frames[0])
+    for frame in frames:
+        receiver.accept(sender, frame, now=0.0)
+    return sender
+
+
+def edited(frame: WireFrame, payload: bytes | None = None, **fields: object) -> WireFrame:
+    """A frame like `frame` but for the payload and the fields given."""
+    head = stage_pb2.Frame()
+    head.CopyFrom(frame.head)
+    for name, value in fields.items():
+        setattr(head, name, value)
+    return WireFrame(head, frame.payload if payload is None else memoryview(payload))

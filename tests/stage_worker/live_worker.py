@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import grpc
 import grpc.aio
+import pytest
 
 from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
-from runtime.step import Step
+from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from runtime.step_codec import step_to_header
 from stage_worker.executor import DeviceThread
 from stage_worker.loading import WorkerDevice
@@ -19,6 +21,7 @@ from stage_worker.service import StageService
 from stage_worker.worker import Worker
 
 WAIT_SECONDS = 20.0
+PROMPT = (5, 17, 250, 3, 9)
 ForwardCall = grpc.aio.StreamStreamCall[stage_pb2.Frame, stage_pb2.Credit]
 ResultsCall = grpc.aio.UnaryStreamCall[stage_pb2.ResultsRequest, stage_pb2.StepResult]
 
@@ -134,3 +137,39 @@ async def open_pipeline(workers: Sequence[LiveWorker], counter: int) -> stage_pb
 def coordinator_frame(epoch: stage_pb2.EpochId, step: Step) -> stage_pb2.Frame:
     """What the coordinator sends to stage 0: the header alone."""
     return stage_pb2.Frame(epoch=epoch, step=step.number, header=step_to_header(step), last=True)
+
+
+async def load_pipeline(workers: Sequence[LiveWorker], folder: Path) -> None:
+    """Loads a model of four layers, on one worker or as three and one on two."""
+    layer_counts = {1: (4,), 2: (3, 1)}[len(workers)]
+    for worker, assignment in zip(workers, make_assignments(folder, layer_counts), strict=True):
+        await worker.load(assignment)
+
+
+def prefill(number: int = 0, slot: int = 0, block: int = 0) -> Step:
+    """The whole of PROMPT in a new slot, sampled greedily."""
+    return Step(
+        number,
+        opened_slots=(SlotOpening(slot, SlotSampling(num_logprobs=3)),),
+        chunks=(SequenceChunk(slot, 0, PROMPT, new_block_ids=(block,), sample=True),),
+    )
+
+
+async def failure_of(worker: LiveWorker, epoch: stage_pb2.EpochId) -> stage_pb2.StageFailure:
+    """What Results says about an epoch that failed."""
+    messages = [message async for message in worker.results(epoch)]
+    assert messages[-1].HasField("failure")
+    return messages[-1].failure
+
+
+async def end_of(call: ForwardCall) -> tuple[grpc.StatusCode, str]:
+    """Status and code of an aborted stream."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _read_all(call)
+    code, _ = rpc.error_from_rpc(caught.value)
+    return caught.value.code(), code
+
+
+async def _read_all(call: ForwardCall) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass

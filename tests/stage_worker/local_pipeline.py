@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
-from torch import Tensor
-
 from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.stage import Stage, StageSpec
 
@@ -142,7 +140,7 @@ class LocalPipeline:
         return SequenceChunk(sequence.slot, begin, token_ids, new_block_ids, sample=is_whole)
 
     def _run(self, step: Step) -> tuple[SampledToken, ...]:
-        hidden_TH: Tensor | None = None
+        hidden_TH = None
         for stage in self._stages:
             output = stage.run(step, hidden_TH)
             hidden_TH = output.hidden_TH

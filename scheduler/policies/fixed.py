@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 
+from scheduler.policies.open_loop import OpenLoopPolicy
 from scheduler.policy import MicrobatchView, SchedulerView, SequenceView, even_share
 
 PREFILL_SHARE = 8
 """One token in so many is kept for prompts while there are any: decodes never starve them."""
 
 
-class FixedPolicy:
+class FixedPolicy(OpenLoopPolicy):
     """Decodes spread evenly over the steps in flight; prompts fill up to `max_step_tokens` rows."""
 
-    def __init__(self, max_step_tokens: int) -> None:
-        self._max_step_tokens = max_step_tokens
+    name = "fixed"
 
-    def num_steps_in_flight(self, view: SchedulerView) -> int:
-        """As many as the limits allow."""
-        return view.limits.num_steps_in_flight
+    def __init__(self, max_step_tokens: int) -> None:
+        super().__init__()
+        self._max_step_tokens = max_step_tokens
 
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
         """An even share of those that waited longest, less what prompts are promised."""

@@ -1,0 +1,52 @@
+"""The batching policies, and how one is made by name. Each is a file; all stand behind `Policy`."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from scheduler.policies.fixed import FixedPolicy
+from scheduler.policies.multiplicative import MultiplicativeOptions, MultiplicativePolicy
+from scheduler.policies.throttle import ThrottleOptions, ThrottlePolicy
+from scheduler.policies.vllm import VllmPolicy
+from scheduler.policy import Policy
+
+PolicyName = Literal["fixed", "multiplicative", "vllm", "throttle"]
+POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """What policies can be told; each takes what concerns it.
+
+    `max_step_tokens` is the budget of `fixed` and `vllm`.
+    """
+
+    max_step_tokens: int = 512
+    multiplicative: MultiplicativeOptions = field(default_factory=MultiplicativeOptions)
+    throttle: ThrottleOptions = field(default_factory=ThrottleOptions)
+
+
+def make_policy(name: PolicyName, options: PolicyOptions) -> Policy:
+    """A new policy of that name, for one replica."""
+    match name:
+        case "fixed":
+            return FixedPolicy(options.max_step_tokens)
+        case "multiplicative":
+            return MultiplicativePolicy(options.multiplicative)
+        case "vllm":
+            return VllmPolicy(options.max_step_tokens)
+        case "throttle":
+            return ThrottlePolicy(options.throttle)
+
+
+__all__ = [
+    "POLICY_NAMES",
+    "FixedPolicy",
+    "MultiplicativeOptions",
+    "MultiplicativePolicy",
+    "PolicyName",
+    "PolicyOptions",
+    "ThrottleOptions",
+    "ThrottlePolicy",
+    "VllmPolicy",
+    "make_policy",
+]

@@ -1,0 +1,33 @@
+"""What policies that learn nothing have in common."""
+
+from scheduler.feedback import SentStep, StageRecord
+from scheduler.insight import SchedulerInsight
+from scheduler.limits import SchedulerLimits
+from scheduler.policy import SchedulerView
+
+
+class OpenLoopPolicy:
+    """Keeps as many steps in flight as the limits allow, and takes no notice of feedback."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        self._num_in_flight = 0
+
+    def start_epoch(self, limits: SchedulerLimits) -> None:
+        """Notes the limits, to tell them."""
+        self._num_in_flight = limits.num_steps_in_flight
+
+    def num_steps_in_flight(self, view: SchedulerView) -> int:
+        """As many as the limits allow."""
+        return view.limits.num_steps_in_flight
+
+    def complete(self, sent: SentStep, now: float) -> None:
+        """Changes nothing."""
+
+    def observe(self, record: StageRecord, sent: SentStep) -> None:
+        """Changes nothing."""
+
+    def insight(self) -> SchedulerInsight:
+        """Its name and its limits."""
+        return SchedulerInsight(policy=self.name, num_steps_in_flight=self._num_in_flight)

@@ -1,0 +1,99 @@
+"""What a step may change: every wrong slot, position and block is a typed error."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.errors import BlockError, FrameError, PositionError, SlotError
+from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from stage_worker.slot_table import SlotLimits, SlotTable
+
+LIMITS = SlotLimits(max_sequences=3, num_blocks=6, block_size=4, max_model_len=10)
+OPENING = SlotOpening(1, SlotSampling())
+
+
+@pytest.fixture
+def slots() -> Iterator[SlotTable]:
+    """Slot 1 is open and holds 5 tokens in blocks 4 and 0; all is released at the end."""
+    table = SlotTable(LIMITS)
+    chunk = SequenceChunk(1, 0, (7, 7, 7, 7, 7), new_block_ids=(4, 0))
+    table.apply(Step(0, opened_slots=(OPENING,), chunks=(chunk,)))
+    yield table
+    if table.num_slots_used:
+        table.apply(Step(1, released_slots=(1,)))
+    assert table.num_slots_used == 0
+    assert table.num_blocks_used == 0
+
+
+def test_slot_table_after_a_chunk_holds_its_tokens_and_blocks(slots: SlotTable) -> None:
+    assert slots[1].num_tokens == 5
+    assert slots[1].block_ids == [4, 0]
+    assert slots.tables_BP[1, :2].tolist() == [4, 0]
+    assert (slots.num_slots_used, slots.num_blocks_used) == (1, 2)
+
+
+def test_slot_table_decode_within_the_last_block_needs_no_block(slots: SlotTable) -> None:
+    slots.apply(Step(1, chunks=(SequenceChunk(1, 5, (9,)),)))
+    assert slots[1].num_tokens == 6
+
+
+def test_slot_table_slot_and_blocks_released_are_free_in_the_same_step(slots: SlotTable) -> None:
+    chunk = SequenceChunk(1, 0, (8,), new_block_ids=(4,))
+    slots.apply(Step(1, released_slots=(1,), opened_slots=(OPENING,), chunks=(chunk,)))
+    assert slots[1].num_tokens == 1
+    assert slots[1].block_ids == [4]
+
+
+@pytest.mark.parametrize(
+    ("step", "slot"),
+    [
+        (Step(1, released_slots=(2,)), 2),
+        (Step(1, released_slots=(1, 1)), 1),
+        (Step(1, opened_slots=(OPENING,)), 1),
+        (Step(1, opened_slots=(SlotOpening(3, SlotSampling()),)), 3),
+        (Step(1, chunks=(SequenceChunk(0, 0, (1,), (1,)),)), 0),
+    ],
+    ids=["release-closed", "release-twice", "open-twice", "open-outside", "chunk-closed"],
+)
+def test_slot_table_slot_in_the_wrong_state_raises(step: Step, slot: int) -> None:
+    table = SlotTable(LIMITS)
+    table.apply(Step(0, opened_slots=(OPENING,)))
+    with pytest.raises(SlotError) as caught:
+        table.apply(step)
+    assert caught.value.slot == slot
+
+
+@pytest.mark.parametrize("position", [0, 4, 6])
+def test_slot_table_position_other_than_tokens_held_raises(slots: SlotTable, position: int) -> None:
+    with pytest.raises(PositionError) as caught:
+        slots.apply(Step(1, chunks=(SequenceChunk(1, position, (1,)),)))
+    assert (caught.value.slot, caught.value.expected, caught.value.actual) == (1, 5, position)
+
+
+@pytest.mark.parametrize(
+    ("new_block_ids", "block"),
+    [((6,), 6), ((-1,), -1), ((4,), 4), ((2, 2), 2), ((), 0), ((1, 2), 2)],
+    ids=["outside", "negative", "in-use", "twice", "too-few", "too-many"],
+)
+def test_slot_table_block_that_does_not_fit_raises(
+    slots: SlotTable, new_block_ids: tuple[int, ...], block: int
+) -> None:
+    with pytest.raises(BlockError) as caught:
+        slots.apply(Step(1, chunks=(SequenceChunk(1, 5, (1,) * 4, new_block_ids),)))
+    assert (caught.value.slot, caught.value.block) == (1, block)
+
+
+def test_slot_table_first_chunk_without_blocks_raises() -> None:
+    table = SlotTable(LIMITS)
+    with pytest.raises(BlockError):
+        table.apply(Step(0, opened_slots=(OPENING,), chunks=(SequenceChunk(1, 0, (1,)),)))
+
+
+def test_slot_table_chunk_without_tokens_raises(slots: SlotTable) -> None:
+    with pytest.raises(FrameError):
+        slots.apply(Step(1, chunks=(SequenceChunk(1, 5, ()),)))
+
+
+def test_slot_table_sequence_longer_than_the_model_raises(slots: SlotTable) -> None:
+    with pytest.raises(FrameError, match="at most 10, got 11"):
+        slots.apply(Step(1, chunks=(SequenceChunk(1, 5, (1,) * 6, (1,)),)))
