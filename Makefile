@@ -3,11 +3,12 @@ PYTHON ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check coverage proto setup clean
+.PHONY: help demo test test-compose check coverage proto setup clean
 
 help:
 	@echo "make demo      start a 2-stage mesh on the bundled model and stream one answer"
 	@echo "make test      lint, types, layers, protos, then all tests"
+	@echo "make test-compose  build the image, run meshes of containers; needs a Docker engine"
 	@echo "make check     lint, types, layers and protos only"
 	@echo "make coverage  all tests, with a coverage report"
 	@echo "make proto     regenerate protos/*_pb2*"
@@ -20,6 +21,9 @@ demo: $(READY)
 test: $(READY)
 	@scripts/check
 	@$(VENV)/bin/pytest
+
+test-compose: $(READY)
+	@$(VENV)/bin/pytest tests/compose/compose_suite.py
 
 check: $(READY)
 	@scripts/check

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from rich.console import Console
-from rich.table import Table
 
 from runtime.step import SampledToken, SlotSampling, Step
 from scheduler import FixedPolicy, Scheduler, SchedulerLimits, SequenceRequest
+from stagemesh.render import compact_table
 
 PROMPT_TOKENS = 256
 MAX_TOKENS = 128
@@ -135,10 +135,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="steps that are timed per load")
     options = parser.parse_args()
     headings: tuple[str, ...] = ("running", "in flight", "decodes", "tokens")
-    headings += ("schedule ms", "update ms", "both ms", "p99 ms", "slowest ms")
-    table = Table(title="per step: what it carries, and what it takes to schedule and update")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    headings += ("schedule", "update", "both", "p99", "slowest")
+    title = "per step: what it carries, and the milliseconds to schedule and update it"
+    table = compact_table(title, *headings, justify="right")
     for num_running, num_in_flight in product(options.running, options.in_flight):
         load = EndlessLoad(num_running, num_in_flight, options.waiting)
         table.add_row(*row_of(load, options.steps))

@@ -21,6 +21,7 @@ from benchmarks.mesh import serving_mesh
 from benchmarks.reference import BatchRun, TransformersProcess
 from runtime.model_store import resolve_model
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
+from stagemesh.render import compact_table
 
 PROMPT_TOKENS = 128
 
@@ -87,9 +88,10 @@ def identical(ours: list[BatchRun], theirs: list[BatchRun]) -> tuple[int, int]:
 async def compare(options: argparse.Namespace, console: Console) -> Table:
     """Runs both systems in turns and returns the table."""
     folder = resolve_model(options.model, progress=None)
-    table = Table(title=f"{options.model}: mesh pp={options.pp} beside transformers.generate")
-    for name in ("batch", "system", "output tok/s", "TTFT s", "TPOT ms", "ratio", "same tokens"):
-        table.add_column(name, justify="left" if name == "system" else "right")
+    title = f"{options.model}: mesh pp={options.pp} beside transformers.generate"
+    names = ("batch", "system", "output tok/s", "TTFT s", "TPOT ms", "ratio", "same tokens")
+    table = compact_table(title, *names, justify="right")
+    table.columns[1].justify = "left"
     with TransformersProcess(folder, options.reference_threads) as reference:
         async with serving_mesh(str(folder), options) as client:
             for batch in options.batch:

@@ -11,16 +11,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from coordinator.answer_text import AnswerText
 from coordinator.detokenizer import Detokenizer
 from coordinator.engine import Engine
 from coordinator.generation import Generation
 from coordinator.output import OutputStream
-from coordinator.requests import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from coordinator.requests import GenerationRequest
 from coordinator.served_model import ServedModel
-from coordinator.validation import check_num_logprobs, check_request
-from runtime.errors import EmptyPromptError, PromptTooLongError, QueueFullError
+from coordinator.slot_sampling import slot_sampling
+from coordinator.stop_strings import StopStrings
+from coordinator.texts import token_ids
+from coordinator.validation import check_min_tokens, check_num_logprobs, check_request
+from runtime.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError, QueueFullError
 from runtime.logs import get_logger
-from runtime.step import SlotSampling
 from scheduler import FinishReason, SequenceRequest
 
 _log = get_logger()
@@ -46,10 +49,10 @@ class Admission:
         max_waiting: int,
     ) -> None:
         """`model` may still be loading: requests wait for it, at most `max_waiting` of them."""
-        self._model = model
+        self._loading = model
         self._engine = engine
         self._max_model_len = max_model_len
-        self._max_waiting = max_waiting
+        self.max_prompts = max_waiting
         self._num_early = 0
         self._sequence_ids = itertools.count(1)
 
@@ -61,8 +64,8 @@ class Admission:
         `QueueFullError`, and why nothing is served if that is so.
         """
         arrival = self._engine.clock()
-        model = await self._wait_for_model()
-        check_request(request, model.name, model.config.vocab_size, self._max_waiting)
+        model = await self.model()
+        check_request(request, model.name, model.config.vocab_size, self.max_prompts)
         tokenized = await self._tokenize(request, model)
         output, generations = self._generations(tokenized, model, arrival)
         scheduled = [g for g in generations if g.request.max_tokens > 0]
@@ -78,20 +81,21 @@ class Admission:
             num_unfinished = self._engine.cancel(scheduled)
             log.info("request_ended", num_unfinished=num_unfinished)
 
-    async def _wait_for_model(self) -> ServedModel:
-        if not self._model.done() and self._num_early >= self._max_waiting:
-            raise QueueFullError(num_waiting=self._num_early, limit=self._max_waiting)
+    async def model(self) -> ServedModel:
+        """The served model, once it is loaded; raises `QueueFullError` if too many wait for it."""
+        if not self._loading.done() and self._num_early >= self.max_prompts:
+            raise QueueFullError(num_waiting=self._num_early, limit=self.max_prompts)
         self._num_early += 1
         try:
-            return await asyncio.shield(self._model)
+            return await asyncio.shield(self._loading)
         finally:
             self._num_early -= 1
 
     async def _tokenize(self, request: GenerationRequest, model: ServedModel) -> _Tokenized:
-        prompts = tuple([await _token_ids(prompt, model) for prompt in request.prompts])
         limits = self._engine.limits
         most = self._max_model_len or model.config.max_position_embeddings
         longest = limits.max_model_len if limits is not None else most
+        prompts = tuple([await token_ids(prompt, model, longest - 1) for prompt in request.prompts])
         for index, prompt in enumerate(prompts):
             if not prompt:
                 raise EmptyPromptError(index=index)
@@ -100,34 +104,34 @@ class Admission:
         rooms = [longest - len(prompt) for prompt in prompts]
         asked = request.max_tokens
         max_tokens = tuple(room if asked is None else min(asked, room) for room in rooms)
-        check_num_logprobs(request.sampling.num_logprobs, sum(max_tokens))
+        check_num_logprobs(request.sampling.num_logprobs, sum(max_tokens) * request.num_choices)
+        check_min_tokens(request.min_tokens, min(max_tokens))
         return _Tokenized(request, prompts, max_tokens)
 
     def _generations(
         self, tokenized: _Tokenized, model: ServedModel, arrival: float
     ) -> tuple[OutputStream, list[Generation]]:
-        request = tokenized.request
-        stop_ids = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
-            stop_ids |= frozenset(model.config.eos_token_ids)
+        """All choices of all prompts, in the order in which `OutputStream` counts them."""
+        request, num_choices = tokenized.request, tokenized.request.num_choices
+        stop_ids = _stop_ids(request, model)
         seeds = tuple(self._seed(request) for _ in tokenized.prompts)
-        output = OutputStream(seeds)
-        generations = [
-            Generation(
-                SequenceRequest(
-                    sequence_id=next(self._sequence_ids),
-                    prompt_ids=prompt,
-                    sampling=_slot_sampling(request, seeds[index]),
-                    max_tokens=tokenized.max_tokens[index],
-                    stop_ids=stop_ids,
-                    arrival=arrival,
-                ),
-                index,
-                Detokenizer(model.tokenizer),
-                output,
+        output = OutputStream(seeds, num_choices)
+        generations = []
+        for number in range(output.num_answers):
+            index, choice = divmod(number, num_choices)
+            prompt = tokenized.prompts[index]
+            sampling = slot_sampling(request, seeds[index], choice, stop_ids, len(prompt))
+            sequence = SequenceRequest(
+                sequence_id=next(self._sequence_ids),
+                prompt_ids=prompt,
+                sampling=sampling,
+                max_tokens=tokenized.max_tokens[index],
+                stop_ids=stop_ids,
+                arrival=arrival,
             )
-            for index, prompt in enumerate(tokenized.prompts)
-        ]
+            stops = StopStrings(request.stop, request.include_stop)
+            text = AnswerText(Detokenizer(model.tokenizer), stops, request.min_tokens)
+            generations.append(Generation(sequence, number, text, output))
         return output, generations
 
     def _seed(self, request: GenerationRequest) -> int:
@@ -135,23 +139,11 @@ class Admission:
         return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
 
 
-async def _token_ids(prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
-    if isinstance(prompt, TokenPrompt):
-        return prompt.token_ids
-    if isinstance(prompt, TextPrompt) and prompt.text:
-        return await model.tokenizer.encode_async(prompt.text)
-    if isinstance(prompt, ChatPrompt):
-        return await model.tokenizer.encode_chat_async(prompt.messages)
-    return ()
-
-
-def _slot_sampling(request: GenerationRequest, seed: int) -> SlotSampling:
-    sampling = request.sampling
-    return SlotSampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=seed,
-        num_logprobs=sampling.num_logprobs,
-    )
+def _stop_ids(request: GenerationRequest, model: ServedModel) -> frozenset[int]:
+    """Raises `InvalidRequestError` if `min_tokens` forbids every token that there is."""
+    stop_ids = frozenset(request.stop_token_ids)
+    if not request.ignore_eos:
+        stop_ids |= frozenset(model.config.eos_token_ids)
+    if request.min_tokens and len(stop_ids) >= model.config.vocab_size:
+        raise InvalidRequestError(field="min_tokens", problem="every token is a stop token")
+    return stop_ids

@@ -33,7 +33,8 @@ async def find_reference(
 ) -> CanaryReference:
     """What the model in one piece says: from the cache, else recorded by this worker and kept."""
     prompt = canary_prompt(vocab_size, max_model_len)
-    folder, fingerprint = cache_folder() / "canary", assignment.weights_fingerprint
+    folder = cache_folder() / "canary"
+    fingerprint = f"{assignment.weights_fingerprint}-{assignment.max_model_len}"
     reference = await asyncio.to_thread(read_reference, folder, fingerprint, prompt)
     if reference is None:
         num_logprobs = min(NUM_LOGPROBS, vocab_size)

@@ -47,14 +47,16 @@ class Coordinator:
             self.model, self.engine, options.max_model_len, options.max_waiting
         )
         self._expose_load()
+        self.started_at = int(time.time())
         self._started = time.monotonic()
+        self._is_stopping = False
         self._failure = ""
         self._loading = "starting"
 
     @property
     def is_ready(self) -> bool:
-        """Requests are being served."""
-        return self.replica is not None and self.replica.is_serving
+        """Requests are being served, and new ones are taken."""
+        return self.replica is not None and self.replica.is_serving and not self._is_stopping
 
     @property
     def failure(self) -> str:
@@ -66,6 +68,8 @@ class Coordinator:
         """What is going on, for people."""
         if self._failure:
             return "failed"
+        if self._is_stopping:
+            return "stopping"
         return self.replica.describe() if self.replica else self._loading
 
     @property
@@ -80,6 +84,8 @@ class Coordinator:
             assignments = plan_replica(self.options, model.config, model.fingerprint, replica=0)
         except StagemeshError as error:
             self._give_up(error)
+            return
+        if self.model.done():  # the coordinator stops, and has said so to those who waited
             return
         self.model.set_result(model)
         telemetry = ReplicaTelemetry(0, self.options.pp, self.metrics)
@@ -99,10 +105,10 @@ class Coordinator:
     async def drain(self) -> None:
         """Takes no more requests, and ends those that are left when the grace time is over."""
         error = ShuttingDownError()
+        was_ready, self._is_stopping = self.is_ready, True
         self.engine.refuse(error)
-        if not self.model.done():
-            self._refuse_model(error)
-        if self.is_ready:
+        self._refuse_model(error)
+        if was_ready:
             try:
                 async with asyncio.timeout(self.options.grace_seconds):
                     await self.engine.drained()
@@ -130,6 +136,8 @@ class Coordinator:
         self.changed.set()
 
     def _refuse_model(self, error: StagemeshError) -> None:
+        if self.model.done():
+            return
         self.model.set_exception(error)
         self.model.exception()  # marks it as seen: there may be no request to tell it to
 

@@ -97,7 +97,8 @@ class Engine:
         Raises `QueueFullError`, and whatever `refuse` was told.
         """
         if self._refusal is not None:
-            raise self._refusal
+            # Raised over and over: its traceback, and the frames in it, must not pile up.
+            raise self._refusal.with_traceback(None)
         if self.num_waiting + len(generations) > self._max_waiting:
             raise QueueFullError(num_waiting=self.num_waiting, limit=self._max_waiting)
         for generation in generations:
@@ -167,6 +168,9 @@ class Engine:
         if finish is not None:
             self._forget(event.sequence_id)
             observe_finish(self._metrics, finish)
+            if event.finish_reason is None:  # a stop string, of which the scheduler knows nothing
+                assert self.scheduler is not None
+                self.scheduler.cancel(event.sequence_id)
 
     def _begin(self, limits: SchedulerLimits) -> None:
         """Gives the scheduler the new epoch's limits, the first time also everyone in line."""

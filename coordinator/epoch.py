@@ -6,18 +6,28 @@ decides what to send.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from coordinator.stages import EpochPlan, ForwardCall, ResultsCall, StageLink
 from protos import stage_pb2
-from runtime.errors import EpochEndedError, FrameError, StepGapError, WindowExceededError
+from runtime.errors import (
+    EpochEndedError,
+    FrameError,
+    StagemeshError,
+    StepGapError,
+    WindowExceededError,
+    find_error,
+)
 from runtime.rpc import error_from_rpc
 from runtime.step import SampledToken, StageTiming, Step, StepResult
 from runtime.step_codec import result_from_proto, step_to_header
+from runtime.tasks import run_apart
 
 RecordFn = Callable[[int, StageTiming], None]
 
@@ -38,6 +48,7 @@ class EpochStreams:
         self._epoch = plan.epoch
         self._forward = forward
         self._window = plan.window
+        self._max_sequences = plan.max_sequences
         self._send_seconds = send_seconds
         self._wake = wake
         self._credits = [plan.window] * len(forward)
@@ -94,6 +105,7 @@ class EpochStreams:
     ) -> None:
         """Never returns: reads one stage's results; the last stage's carry `vocab_size`."""
         expected = 0
+        sampled: list[SampledToken] = []
         try:
             async for message in call:
                 if message.HasField("failure"):
@@ -103,6 +115,16 @@ class EpochStreams:
                 result = result_from_proto(message)
                 if result.step != expected or expected >= self._num_sent:
                     raise StepGapError(expected=expected, actual=result.step)
+                sampled.extend(result.sampled)
+                if len(sampled) > self._max_sequences:
+                    raise FrameError(
+                        what=f"tokens of step {expected}",
+                        expected=f"at most {self._max_sequences}",
+                        actual=len(sampled),
+                    )
+                if message.more:
+                    continue
+                result, sampled = replace(result, sampled=tuple(sampled)), []
                 expected += 1
                 record(stage, result.timing)
                 if vocab_size is not None:
@@ -151,6 +173,18 @@ async def open_streams(
             call.cancel()
 
 
+async def end_of(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
+    """Runs an epoch to its end, which is always an error, and returns the first one in it."""
+    try:
+        await run_apart(epoch)
+    except Exception as error:
+        cause = find_error(error)
+        if cause is None:
+            raise
+        return cause
+    raise AssertionError("an epoch ends with an error only")
+
+
 def _check_sampled(sampled: Sequence[SampledToken], vocab_size: int) -> None:
     for token in sampled:
         if token.token_id >= vocab_size:
@@ -159,6 +193,12 @@ def _check_sampled(sampled: Sequence[SampledToken], vocab_size: int) -> None:
             )
         if math.isnan(token.logprob):
             raise FrameError(what="log-probability", expected="a number", actual="NaN")
+        if len(token.top_ids) != len(token.top_logprobs):
+            raise FrameError(
+                what="log-probabilities of the most likely tokens",
+                expected=len(token.top_ids),
+                actual=len(token.top_logprobs),
+            )
 
 
 def _ended(who: str, error: grpc.aio.AioRpcError | asyncio.InvalidStateError) -> EpochEndedError:

@@ -1,6 +1,6 @@
-"""Owns one prompt's way through the engine: its text, its timings and what its client is told."""
+"""Owns one choice's way through the engine: its text, its timings and what its client is told."""
 
-from coordinator.detokenizer import Detokenizer
+from coordinator.answer_text import AnswerText
 from coordinator.output import OutputStream
 from coordinator.requests import Finish, Timings, Usage
 from runtime.errors import StagemeshError
@@ -9,18 +9,19 @@ from scheduler import FinishReason, SequenceRequest
 
 
 class Generation:
-    """One prompt that was admitted; lives until it is finished, failed or cancelled.
+    """One choice of a prompt that was admitted; lives until it is finished, failed or cancelled.
 
     The scheduler holds the truth about its tokens; this holds what the client sees of them.
     """
 
     def __init__(
-        self, request: SequenceRequest, index: int, detokenizer: Detokenizer, output: OutputStream
+        self, request: SequenceRequest, number: int, text: AnswerText, output: OutputStream
     ) -> None:
+        """`number` is the choice's in `output`."""
         self.request = request
         self.num_epoch_ends = 0
-        self._index = index
-        self._detokenizer = detokenizer
+        self._number = number
+        self._text = text
         self._output = output
         self._started: float | None = None
         self._first_token: float | None = None
@@ -37,25 +38,33 @@ class Generation:
             self._started = now
 
     def push(self, token: SampledToken, reason: FinishReason | None, now: float) -> Finish | None:
-        """Delivers one generated token, and the end with it when `reason` is set."""
+        """Delivers one generated token, and the end with it.
+
+        It ends when `reason` is set, or here, when its text comes to a stop string.
+        """
         if self._first_token is None:
             self._first_token = now
         self._num_tokens += 1
         # The token that stops generation is reported, its text is not part of the answer.
         stops = reason is FinishReason.STOP
-        text = "" if stops else self._detokenizer.push(token.token_id)
-        self._output.push(self._index, text, token)
+        text = "" if stops else self._text.push(token.token_id)
+        self._output.push(self._number, text, token)
+        if self._text.has_stopped:
+            reason = FinishReason.STOP
         return None if reason is None else self.finish(reason, now)
 
     def finish(self, reason: FinishReason, now: float) -> Finish:
-        """Ends the prompt's output with what the detokenizer still held, usage and timings."""
+        """Ends the choice's output with the text that was held back, usage and timings."""
+        text = self._text.finish()
+        if self._text.has_stopped:
+            reason = FinishReason.STOP
         usage = Usage(len(self.request.prompt_ids), self._num_tokens)
         finish = Finish(reason, usage, self._timings(now))
-        self._output.finish(self._index, self._detokenizer.finish(), finish)
+        self._output.finish(self._number, text, finish)
         return finish
 
     def fail(self, error: StagemeshError) -> None:
-        """Ends the request that this prompt belongs to."""
+        """Ends the request that this choice belongs to."""
         self._output.fail(error)
 
     def _timings(self, now: float) -> Timings:

@@ -7,7 +7,13 @@ import asyncio
 from dataclasses import dataclass, field
 
 from coordinator.assignment import LoadedPart
-from runtime.errors import ProtocolVersionError, WorkerDiedError, WorkerRefusedError
+from runtime.errors import (
+    InvalidRequestError,
+    ProtocolVersionError,
+    WorkerDiedError,
+    WorkerRefusedError,
+)
+from runtime.rpc import split_address
 from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256
@@ -26,6 +32,7 @@ class WorkerIdentity:
     device_name: str
     memory_bytes: int
     pid: int
+    metrics_address: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +92,12 @@ class Membership:
         member.gone.set()
         self._changed.set()
 
+    def expel(self, name: str, reason: str) -> None:
+        """Takes out the worker that answers at `name`, if it is still in."""
+        for member in self.members:
+            if member.name == name:
+                self.leave(member, reason)
+
     async def wait_for(self, num_workers: int) -> tuple[Member, ...]:
         """All members, as soon as there are at least `num_workers`."""
         while len(self._members) < num_workers:
@@ -98,6 +111,10 @@ class Membership:
             return "hello names no worker id or no address"
         if any(len(text) > MAX_FIELD_LENGTH for text in texts):
             return f"a field of hello is longer than {MAX_FIELD_LENGTH} characters"
+        try:
+            split_address(identity.address)
+        except InvalidRequestError as error:
+            return error.problem
         for member in self.members:
             other = member.identity
             if other.worker_id == identity.worker_id and other.address != identity.address:

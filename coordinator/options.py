@@ -13,6 +13,7 @@ class CoordinatorOptions:
 
     model: str
     grpc: str = "127.0.0.1:50050"
+    http: str = "127.0.0.1:8000"
     mesh: str = "127.0.0.1:50051"
     pp: int = 1
     layers: tuple[int, ...] | None = None
@@ -42,6 +43,10 @@ class CoordinatorOptions:
     # Pause before a replica is formed again, doubled with each failure in a row.
     backoff_seconds: float = 0.2
     max_backoff_seconds: float = 5.0
+    # The largest body of an HTTP request.
+    max_request_bytes: int = 4 * 2**20
+    # Origins whose web pages may call the HTTP door from a browser; `*` is all.
+    cors_origins: tuple[str, ...] = ()
     exit_with_parent: bool = False
 
     @property

@@ -18,7 +18,7 @@ MAX_LOGPROBS_PER_UPDATE = 1 << 18
 
 @dataclass(slots=True)
 class _Pending:
-    """The unread part of one prompt's output; the text belongs to the tokens as a whole."""
+    """The unread part of one choice's output; the text belongs to the tokens as a whole."""
 
     text: list[str] = field(default_factory=list)
     tokens: deque[SampledToken] = field(default_factory=deque)
@@ -29,31 +29,41 @@ class _Pending:
 class OutputStream:
     """The updates of one request, written by the engine and read by one door."""
 
-    def __init__(self, seeds: tuple[int, ...]) -> None:
-        """One prompt per seed, in the order of their indices."""
-        self._pending = [_Pending(seed=seed) for seed in seeds]
-        # Prompts with something to read, in the order in which it arrived.
+    def __init__(self, seeds: tuple[int, ...], num_choices: int = 1) -> None:
+        """One prompt per seed, in the order of their indices, each with so many choices.
+
+        Inside, choices are counted over all prompts: `number` is that of a prompt's first choice
+        plus the choice.
+        """
+        self.num_choices = num_choices
+        self._pending = [_Pending(seed=seed) for seed in seeds for _ in range(num_choices)]
+        # Choices with something to read, in the order in which it arrived.
         self._unread: dict[int, None] = {}
-        self._num_open = len(seeds)
+        self._num_open = len(self._pending)
         self._error: StagemeshError | None = None
         self._changed = asyncio.Event()
 
-    def push(self, index: int, text: str, token: SampledToken) -> None:
-        """Adds one generated token of prompt `index` and the text that it made certain."""
-        pending = self._pending[index]
+    @property
+    def num_answers(self) -> int:
+        """Choices of all prompts, finished or not."""
+        return len(self._pending)
+
+    def push(self, number: int, text: str, token: SampledToken) -> None:
+        """Adds one generated token of a choice and the text that it made certain."""
+        pending = self._pending[number]
         pending.tokens.append(token)
         if text:
             pending.text.append(text)
-        self._mark(index)
+        self._mark(number)
 
-    def finish(self, index: int, text: str, finish: Finish) -> None:
-        """Ends prompt `index`; `text` is what the detokenizer still held."""
-        pending = self._pending[index]
+    def finish(self, number: int, text: str, finish: Finish) -> None:
+        """Ends a choice; `text` is what was still held back."""
+        pending = self._pending[number]
         if text:
             pending.text.append(text)
         pending.finish = finish
         self._num_open -= 1
-        self._mark(index)
+        self._mark(number)
 
     def fail(self, error: StagemeshError) -> None:
         """Ends the whole request: the reader gets `error` after what it has not read yet."""
@@ -74,23 +84,25 @@ class OutputStream:
             await self._changed.wait()
         return self._take(next(iter(self._unread)))
 
-    def _mark(self, index: int) -> None:
-        self._unread[index] = None
+    def _mark(self, number: int) -> None:
+        self._unread[number] = None
         self._changed.set()
 
-    def _take(self, index: int) -> Update:
+    def _take(self, number: int) -> Update:
         """Removes one message's worth; what exceeds it goes to the back of the line."""
-        del self._unread[index]
-        pending = self._pending[index]
+        del self._unread[number]
+        pending = self._pending[number]
         tokens = _take_tokens(pending.tokens)
         complete = not pending.tokens
         text = "".join(pending.text) if complete else ""
-        update = Update(index, text, tokens, pending.finish if complete else None, pending.seed)
+        finish = pending.finish if complete else None
+        index, choice = divmod(number, self.num_choices)
+        update = Update(index, text, tokens, finish, pending.seed, choice)
         pending.seed = None
         if complete:
             pending.text.clear()
         else:
-            self._unread[index] = None
+            self._unread[number] = None
         return update
 
 

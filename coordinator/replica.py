@@ -14,7 +14,7 @@ from coordinator.assignment import Assignment
 from coordinator.canary import CanaryReference
 from coordinator.canary_run import check_route, find_reference
 from coordinator.engine import Engine
-from coordinator.epoch import open_streams
+from coordinator.epoch import end_of, open_streams
 from coordinator.formation import Ranks, by_stage, load_parts, make_limits, open_epoch
 from coordinator.membership import Member, Membership
 from coordinator.options import CoordinatorOptions
@@ -26,19 +26,17 @@ from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import (
     BadRequestError,
     BrokenModelError,
-    NotEnoughMemoryError,
     NotReadyError,
     RefusedWorkerError,
     StagemeshError,
     WorkerDiedError,
-    find_error,
 )
 from runtime.logs import get_logger
 from runtime.version import BUILD
 from scheduler import SchedulerLimits
 
 # Before it serves, these say that the next try would end the same way.
-_BEYOND_REPAIR = (BadRequestError, BrokenModelError, NotEnoughMemoryError, RefusedWorkerError)
+_BEYOND_REPAIR = (BadRequestError, BrokenModelError, RefusedWorkerError)
 
 # Tries in a row that failed in the very same words: the next one would too.
 _MAX_EQUAL_FAILURES = 5
@@ -103,13 +101,8 @@ class Replica:
         """Forms the replica, again after each end; returns only once it is beyond repair."""
         while True:
             members = await self._membership.wait_for(len(self.assignments))
-            cause: StagemeshError | None = None
             self._enter(Phase.LOADING)
-            try:
-                await self._run_epoch(place(self.assignments, members))
-            except* StagemeshError as errors:
-                cause = find_error(errors)
-            assert cause is not None, "an epoch ends with an error only"
+            cause = await end_of(self._run_epoch(place(self.assignments, members)))
             self._count_failure(cause)
             if self._is_beyond_repair(cause):
                 self._give_up(cause)
@@ -118,6 +111,9 @@ class Replica:
             self._log.warning("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
             self.engine.end_epoch(cause)
             self.members = ()
+            if isinstance(cause, WorkerDiedError):
+                # Whoever is alive joins anew, behind those that have not been tried.
+                self._membership.expel(cause.worker, cause.detail)
             await asyncio.sleep(self._backoff_seconds())
             self._enter(Phase.WAITING)
 

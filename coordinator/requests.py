@@ -45,11 +45,18 @@ class SamplingOptions:
     min_p: float = 0.0
     seed: int | None = None
     num_logprobs: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One call at a door; `max_tokens` None means as many as the context holds."""
+    """One call at a door; `max_tokens` None means as many as the context holds.
+
+    `num_choices` answers are generated for each prompt.
+    """
 
     prompts: tuple[Prompt, ...]
     request_id: str = ""
@@ -58,11 +65,15 @@ class GenerationRequest:
     max_tokens: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    num_choices: int = 1
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens read and generated for one prompt."""
+    """Tokens read and generated for one choice."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -79,7 +90,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How one prompt's generation ended."""
+    """How one choice's generation ended."""
 
     reason: FinishReason
     usage: Usage
@@ -88,10 +99,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What became certain for one prompt since its last update; `seed` comes with the first."""
+    """What became certain for one choice since its last update; `seed` comes with the first.
+
+    `index` is the prompt's, `choice` counts its answers.
+    """
 
     index: int
     text: str
     tokens: tuple[SampledToken, ...]
     finish: Finish | None = None
     seed: int | None = None
+    choice: int = 0

@@ -1,17 +1,20 @@
-"""Owns the coordinator process: its two listeners, its health, its start and its end.
+"""Owns the coordinator process: its three listeners, its health, its start and its end.
 
-The door (clients and operators) and the mesh (workers) listen apart, so that each can be reached
-by those whom it is for.
+The doors (gRPC and HTTP, for clients and operators) and the mesh (workers) listen apart, so that
+each can be reached by those whom it is for. All of them run on one event loop.
 """
 
 import asyncio
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.coordinator import Coordinator
+from coordinator.http.app import make_app
+from coordinator.http.server import HttpServer
 from coordinator.mesh_service import MeshService
 from coordinator.operations import OperationsService
 from coordinator.options import CoordinatorOptions
@@ -21,16 +24,25 @@ from runtime import process, rpc
 from runtime.logs import get_logger
 from runtime.version import BUILD
 
-__all__ = ["CoordinatorOptions", "run_coordinator", "serve_coordinator"]
+__all__ = ["Addresses", "CoordinatorOptions", "run_coordinator", "serve_coordinator"]
 
 # The service whose health says whether requests are served; the empty name says: alive.
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 OPERATIONS_SERVICE = mesh_pb2.DESCRIPTOR.services_by_name["Operations"].full_name
 
 # Calls have been ended by then; this is for what is on its way to the socket.
-_CLOSE_SECONDS = 2.0
+_CLOSE_SECONDS = 2
 
 _log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a coordinator listens, each as HOST:PORT."""
+
+    grpc: str
+    http: str
+    mesh: str
 
 
 def run_coordinator(options: CoordinatorOptions) -> None:
@@ -47,9 +59,9 @@ def run_coordinator(options: CoordinatorOptions) -> None:
 async def serve_coordinator(
     options: CoordinatorOptions,
     stop: asyncio.Event,
-    started: "asyncio.Future[tuple[str, str]] | None" = None,
+    started: asyncio.Future[Addresses] | None = None,
 ) -> None:
-    """Serves until `stop` is set; `started` gets the door's and the mesh's bound addresses."""
+    """Serves until `stop` is set; `started` gets the bound addresses."""
     coordinator = Coordinator(options)
     mesh_service = MeshService(
         coordinator.membership,
@@ -59,13 +71,19 @@ async def serve_coordinator(
     )
     health_servicer = health.aio.HealthServicer()
     door = _make_door(coordinator, health_servicer)
+    http = HttpServer(make_app(coordinator), _CLOSE_SECONDS)
     mesh = rpc.make_server()
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh_service, mesh)
     try:
-        addresses = await rpc.bind(door, options.grpc), await rpc.bind(mesh, options.mesh)
+        addresses = Addresses(
+            await rpc.bind(door, options.grpc),
+            await http.bind(options.http),
+            await rpc.bind(mesh, options.mesh),
+        )
         await door.start()
+        await http.start()
         await mesh.start()
-        _log.info("coordinator_listening", build=BUILD, grpc=addresses[0], mesh=addresses[1])
+        _log.info("coordinator_listening", build=BUILD, **asdict(addresses))
         if started is not None:
             started.set_result(addresses)
         async with asyncio.TaskGroup() as tasks:
@@ -77,10 +95,12 @@ async def serve_coordinator(
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await health_servicer.enter_graceful_shutdown()
             await coordinator.drain()
+            await http.stop()
             await door.stop(_CLOSE_SECONDS)
             running.cancel()
     finally:
         mesh_service.close()
+        await http.stop()
         await door.stop(0)
         await mesh.stop(_CLOSE_SECONDS)
         _log.info("coordinator_stopped")

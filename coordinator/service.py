@@ -18,6 +18,7 @@ from coordinator.requests import (
     Update,
 )
 from coordinator.tokenizer import ChatMessage
+from coordinator.validation import check_counts
 from protos import inference_pb2, inference_pb2_grpc
 from runtime.errors import DeadlineExceededError
 from runtime.step import SampledToken
@@ -46,6 +47,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         timeout = asyncio.timeout(context.time_remaining())
         try:
             async with timeout:
+                _check_counts(request, self._admission.max_prompts)
                 await self._stream(_from_proto(request, request_id), context)
         except TimeoutError:
             if timeout.expired():
@@ -56,6 +58,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with self._admission.generate(request) as output:
             async for update in output:
                 await context.write(_to_proto(update, request.request_id))
+
+
+def _check_counts(message: inference_pb2.InferRequest, max_prompts: int) -> None:
+    looked_at = message.prompts[: max_prompts + 1]
+    check_counts(
+        num_prompts=len(message.prompts),
+        max_prompts=max_prompts,
+        num_messages=sum(len(prompt.chat.messages) for prompt in looked_at),
+        num_token_ids=sum(len(prompt.token_ids.ids) for prompt in looked_at),
+        num_stop_token_ids=len(message.stop_token_ids),
+    )
 
 
 def _from_proto(message: inference_pb2.InferRequest, request_id: str) -> GenerationRequest:
@@ -71,10 +84,20 @@ def _from_proto(message: inference_pb2.InferRequest, request_id: str) -> Generat
             min_p=sampling.min_p,
             seed=sampling.seed if sampling.HasField("seed") else None,
             num_logprobs=sampling.num_logprobs,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=(
+                sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+            ),
+            logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
         ),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
+        stop=tuple(message.stop),
+        include_stop=message.include_stop,
+        num_choices=message.num_choices or 1,
+        min_tokens=message.min_tokens,
     )
 
 
@@ -95,6 +118,7 @@ def _to_proto(update: Update, request_id: str) -> inference_pb2.InferResponse:
     response = inference_pb2.InferResponse(
         request_id=request_id,
         index=update.index,
+        choice=update.choice,
         text=update.text,
         tokens=[_token_to_proto(token) for token in update.tokens],
         seed=update.seed,

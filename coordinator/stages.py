@@ -154,6 +154,7 @@ class StageLink:
             weights_fingerprint=assignment.weights_fingerprint,
             token_ids=token_ids,
             num_logprobs=num_logprobs,
+            max_model_len=assignment.max_model_len,
         )
         references: list[CanaryReference] = []
 

@@ -50,7 +50,7 @@ class StepLoop:
         self._last_progress = clock()
 
     async def run(self) -> None:
-        """Never returns; raises `EpochEndedError` when results stay out."""
+        """Never returns; raises `EpochEndedError` when results or credits stay out."""
         while True:
             await self._turn()
             await self._wait()
@@ -58,7 +58,7 @@ class StepLoop:
     async def run_until_idle(self) -> None:
         """Returns when the scheduler has no work and every step has come back."""
         await self._turn()
-        while self._scheduler.has_work or self._scheduler.num_steps_in_flight:
+        while self._scheduler.has_work:
             await self._wait()
             await self._turn()
 
@@ -86,7 +86,8 @@ class StepLoop:
             await self._streams.send(self._renumber(step))
 
     async def _wait(self) -> None:
-        if not self._scheduler.num_steps_in_flight:
+        has_steps = self._scheduler.num_steps_in_flight > 0
+        if not has_steps and self._streams.can_send:
             await self._wake.wait()
             return
         left = self._last_progress + self._step_seconds - self._clock()
@@ -94,7 +95,7 @@ class StepLoop:
             async with asyncio.timeout(max(left, 0.0)):
                 await self._wake.wait()
         except TimeoutError:
-            detail = f"no result within {self._step_seconds:g} s"
+            detail = f"no {'result' if has_steps else 'credit'} within {self._step_seconds:g} s"
             raise EpochEndedError(cause="step_timeout", detail=detail) from None
 
     def _renumber(self, step: Step) -> Step:

@@ -24,7 +24,6 @@ class StageTotals:
     num_frames_sent: int = 0
     num_bytes_sent: int = 0
     num_steps: int = 0
-    last_send: int = -1
 
     def add(self, timing: StageTiming) -> None:
         """One step's record, without its send."""
@@ -40,7 +39,6 @@ class StageTotals:
         self.send_hidden_seconds += send.hidden_seconds
         self.num_frames_sent += send.num_frames
         self.num_bytes_sent += send.num_bytes
-        self.last_send = send.step
 
 
 @dataclass(slots=True)
@@ -86,7 +84,7 @@ class ReplicaTelemetry:
         self.totals = [StageTotals() for _ in range(self.num_stages)]
 
     def record(self, stage: int, timing: StageTiming) -> None:
-        """Takes in one step of `stage`; a send that was told before is not counted again."""
+        """Takes in one step of `stage`, with the send that it tells of."""
         totals = self.totals[stage]
         totals.add(timing)
         metrics = self.metrics
@@ -98,7 +96,7 @@ class ReplicaTelemetry:
         metrics.stage_receive_seconds.labels(*labels).inc(timing.receive_seconds)
         metrics.stage_queue_seconds.labels(*labels).inc(timing.queue_seconds)
         send = timing.send
-        if send is not None and send.step > totals.last_send:
+        if send is not None:
             totals.add_send(send)
             metrics.stage_send_seconds.labels(*labels).inc(send.seconds)
             metrics.stage_send_hidden_seconds.labels(*labels).inc(send.hidden_seconds)

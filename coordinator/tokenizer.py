@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import jinja2
+from tokenizers.models import BPE
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from runtime.errors import ChatTemplateError, ModelConfigError, TokenOutOfVocabularyError
@@ -50,6 +51,7 @@ class Tokenizer:
         self._transformers = backend
         self._tokenizer: tokenizers.Tokenizer = backend.backend_tokenizer
         self._vocab_size = vocab_size
+        self._longest_token = _longest_token(self._tokenizer)
         self._special_ids = frozenset(
             token_id
             for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
@@ -57,6 +59,8 @@ class Tokenizer:
         )
         byte_tokens = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self._byte_ids = frozenset(byte_tokens) - {None}
+        # A short text, for `decode_after_text`.
+        self._leading_ids = list(self._tokenizer.encode("a", add_special_tokens=False).ids)
 
     @classmethod
     def load(cls, folder: Path, config: ModelConfig) -> "Tokenizer":
@@ -79,6 +83,10 @@ class Tokenizer:
         """Rows of the model's embedding: every token id is below it."""
         return self._vocab_size
 
+    def fewest_tokens(self, num_characters: int) -> int:
+        """A text of so many characters has at least this many tokens; 0 if that is not known."""
+        return num_characters // self._longest_token if self._longest_token else 0
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a raw prompt, with the special tokens that the model wants around one.
 
@@ -99,7 +107,8 @@ class Tokenizer:
 
     async def encode_chat_async(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """`encode_chat`, in a thread where the conversation is long."""
-        num_characters = sum(len(message.content) for message in messages)
+        # A message costs time also when it is empty.
+        num_characters = sum(len(m.role) + len(m.content) + 1 for m in messages)
         return await _run(num_characters, lambda: self.encode_chat(messages))
 
     def render_chat(
@@ -137,8 +146,22 @@ class Tokenizer:
         """Whether the token is one raw byte (`<0x0A>`), whose text depends on its neighbours."""
         return token_id in self._byte_ids
 
+    def written(self, token_id: int) -> str:
+        """The token as the vocabulary writes it; empty for an id that the tokenizer lacks."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def decode_after_text(self, token_id: int) -> str:
+        """What the token adds to a text; alone, some tokenizers would take its space away."""
+        before = self._tokenizer.decode(self._leading_ids, skip_special_tokens=True)
+        both = self._tokenizer.decode([*self._leading_ids, token_id], skip_special_tokens=True)
+        return both[len(before) :]
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Not `encode`, which holds the interpreter's lock, and with it the event loop.
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        ids = encoding.ids
         largest = max(ids, default=0)
         if largest >= self._vocab_size:
             raise TokenOutOfVocabularyError(token_id=largest, vocab_size=self._vocab_size)
@@ -147,8 +170,17 @@ class Tokenizer:
 
 async def _run(num_characters: int, encode: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
     if num_characters <= _INLINE_CHARACTERS:
+        # A request may hold many short texts: the event loop gets its turn between them.
+        await asyncio.sleep(0)
         return encode()
     return await asyncio.to_thread(encode)
+
+
+def _longest_token(tokenizer: "tokenizers.Tokenizer") -> int:
+    """Characters of the longest token; 0 where one token may stand for text of any length."""
+    model = tokenizer.model
+    is_whole = isinstance(model, BPE) and (model.byte_fallback or model.unk_token is None)
+    return max(map(len, tokenizer.get_vocab())) if is_whole else 0
 
 
 def _describe(exc: Exception) -> str:

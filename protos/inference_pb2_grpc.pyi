@@ -15,7 +15,16 @@ GRPC_VERSION: str
 class InferenceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Infer: _aio.UnaryStreamMultiCallable[_inference_pb2.InferRequest, _inference_pb2.InferResponse]
-    """Generates text for one or several prompts. Updates of different prompts interleave; each carries its index."""
+    """Generates text for one or several prompts. Updates of different prompts interleave; each carries its index.
+    The request's id is echoed as `x-request-id` in the initial metadata.
+    """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
+    """The tokens of a prompt, as Infer would read it."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
+    """The text of tokens, special ones left out."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
+    Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
+    """Ends every request of that id, at whichever door it came in, with the status CANCELLED."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -24,6 +33,39 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.InferRequest,
         context: _aio.ServicerContext[_inference_pb2.InferRequest, _abc.AsyncIterator[_inference_pb2.InferResponse]],
     ) -> _abc.AsyncIterator[_inference_pb2.InferResponse]:
-        """Generates text for one or several prompts. Updates of different prompts interleave; each carries its index."""
+        """Generates text for one or several prompts. Updates of different prompts interleave; each carries its index.
+        The request's id is echoed as `x-request-id` in the initial metadata.
+        """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _inference_pb2.TokenizeRequest,
+        context: _aio.ServicerContext[_inference_pb2.TokenizeRequest, _abc.Awaitable[_inference_pb2.TokenizeResponse]],
+    ) -> _abc.Awaitable[_inference_pb2.TokenizeResponse]:
+        """The tokens of a prompt, as Infer would read it."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _inference_pb2.DetokenizeRequest,
+        context: _aio.ServicerContext[_inference_pb2.DetokenizeRequest, _abc.Awaitable[_inference_pb2.DetokenizeResponse]],
+    ) -> _abc.Awaitable[_inference_pb2.DetokenizeResponse]:
+        """The text of tokens, special ones left out."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _inference_pb2.ListModelsRequest,
+        context: _aio.ServicerContext[_inference_pb2.ListModelsRequest, _abc.Awaitable[_inference_pb2.ListModelsResponse]],
+    ) -> _abc.Awaitable[_inference_pb2.ListModelsResponse]: ...
+
+    @_abc_1.abstractmethod
+    def Cancel(
+        self,
+        request: _inference_pb2.CancelRequest,
+        context: _aio.ServicerContext[_inference_pb2.CancelRequest, _abc.Awaitable[_inference_pb2.CancelResponse]],
+    ) -> _abc.Awaitable[_inference_pb2.CancelResponse]:
+        """Ends every request of that id, at whichever door it came in, with the status CANCELLED."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _aio.Server) -> None: ...

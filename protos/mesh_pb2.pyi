@@ -16,7 +16,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "build", "worker_id", "node", "address", "device", "pid")
+    __slots__ = ("protocol_version", "build", "worker_id", "node", "address", "device", "pid", "metrics_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class Hello(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     build: str
     worker_id: str
@@ -31,7 +32,8 @@ class Hello(_message.Message):
     address: str
     device: Device
     pid: int
-    def __init__(self, protocol_version: _Optional[int] = ..., build: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
+    metrics_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., build: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes")

@@ -100,16 +100,18 @@ class LoadReport(_message.Message):
     def __init__(self, num_kv_blocks: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
 
 class RecordCanaryRequest(_message.Message):
-    __slots__ = ("model", "weights_fingerprint", "token_ids", "num_logprobs")
+    __slots__ = ("model", "weights_fingerprint", "token_ids", "num_logprobs", "max_model_len")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     weights_fingerprint: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_logprobs: int
-    def __init__(self, model: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+    max_model_len: int
+    def __init__(self, model: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
 
 class RecordCanaryProgress(_message.Message):
     __slots__ = ("done_layers", "num_layers", "top_ids", "top_logprobs")
@@ -218,7 +220,7 @@ class SlotOpening(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ...) -> None: ...
 
 class SlotSampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "num_logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "num_logprobs", "suppressed_ids", "suppressed_until", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_prompt_tokens", "logit_bias")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +228,13 @@ class SlotSampling(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_IDS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -233,7 +242,22 @@ class SlotSampling(_message.Message):
     seed: int
     choice: int
     num_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+    suppressed_ids: _containers.RepeatedScalarFieldContainer[int]
+    suppressed_until: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    num_prompt_tokens: int
+    logit_bias: _containers.RepeatedCompositeFieldContainer[SlotLogitBias]
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ..., suppressed_until: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[SlotLogitBias, _Mapping]]] = ...) -> None: ...
+
+class SlotLogitBias(_message.Message):
+    __slots__ = ("token_id", "bias")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    bias: float
+    def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class SequenceChunk(_message.Message):
     __slots__ = ("slot", "position", "token_ids", "new_block_ids", "sample")
@@ -256,16 +280,18 @@ class ResultsRequest(_message.Message):
     def __init__(self, epoch: _Optional[_Union[EpochId, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "sampled", "timing", "failure")
+    __slots__ = ("step", "sampled", "timing", "failure", "more")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     step: int
     sampled: _containers.RepeatedCompositeFieldContainer[SampledToken]
     timing: StageTiming
     failure: StageFailure
-    def __init__(self, step: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., failure: _Optional[_Union[StageFailure, _Mapping]] = ...) -> None: ...
+    more: bool
+    def __init__(self, step: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., failure: _Optional[_Union[StageFailure, _Mapping]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class SampledToken(_message.Message):
     __slots__ = ("slot", "token_id", "logprob", "top_ids", "top_logprobs")

@@ -6,9 +6,11 @@ mean is `runtime/model_config.py`.
 
 import json
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import NoReturn, TypeVar, cast
 
 from runtime.errors import ModelConfigError
+
+_Item = TypeVar("_Item")
 
 _MAX_SIZE = 2**24
 _MAX_FLOAT = 1e30
@@ -26,9 +28,11 @@ class ConfigFields:
         self.values = values
 
     def fail(self, problem: str) -> NoReturn:
+        """Raises `ModelConfigError` with folder and file before `problem`."""
         raise ModelConfigError(folder=str(self.folder), problem=f"{self.where}: {problem}")
 
     def required(self, name: str, default: object) -> object:
+        """The field as it is in the file."""
         value = self.values.get(name)
         if value is not None:
             return value
@@ -39,12 +43,14 @@ class ConfigFields:
     def integer(
         self, name: str, default: int | None = None, *, least: int = 1, most: int = _MAX_SIZE
     ) -> int:
+        """A whole number from `least` to `most`."""
         value = self.required(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             self.fail(f"`{name}` must be a whole number from {least} to {most}, not {value!r}")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0."""
         value = self.required(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             self.fail(f"`{name}` must be a number, not {value!r}")
@@ -53,6 +59,7 @@ class ConfigFields:
         return float(value)
 
     def flag(self, name: str) -> bool:
+        """True or false; false by default."""
         value = self.values.get(name)
         if value is None:
             return False
@@ -61,12 +68,46 @@ class ConfigFields:
         return value
 
     def choice(self, name: str, default: str, known: tuple[str, ...]) -> str:
+        """One of the words in `known`."""
         value = self.values.get(name)
         if value is None:
             return default
         if not isinstance(value, str) or value not in known:
             self.fail(f"`{name}` {value!r} is not supported; supported: {', '.join(known)}")
         return value
+
+    def integer_or_none(self, name: str) -> int | None:
+        return None if self.values.get(name) is None else self.integer(name)
+
+    def positive_or_none(self, name: str) -> float | None:
+        return None if self.values.get(name) is None else self.positive(name)
+
+    def section(self, name: str) -> "ConfigFields":
+        """The fields of an object within; none where it is absent."""
+        values = self.values.get(name) or {}
+        if not isinstance(values, dict):
+            self.fail(f"`{name}` must be an object, not {values!r}")
+        return ConfigFields(self.folder, f"{self.where}, {name}", values)
+
+    def items(self, name: str, kind: type[_Item], num_items: int) -> list[_Item]:
+        """A list of at least `num_items` values of one type."""
+        value = self.required(name, None)
+        if not isinstance(value, list) or len(value) < num_items:
+            self.fail(f"`{name}` must be a list of {num_items} items, not {value!r}")
+        for item in value:
+            if type(item) is not kind:
+                self.fail(f"`{name}` must hold values of type {kind.__name__}, not {item!r}")
+        return cast("list[_Item]", value)
+
+    def positives(self, name: str, num_items: int) -> tuple[float, ...]:
+        """A list of exactly `num_items` positive numbers."""
+        values = self.required(name, None)
+        if not isinstance(values, list) or len(values) != num_items:
+            self.fail(f"`{name}` must be a list of {num_items} numbers, not {values!r}")
+        numbers = ConfigFields(
+            self.folder, self.where, {f"{name}[{i}]": value for i, value in enumerate(values)}
+        )
+        return tuple(numbers.positive(item) for item in numbers.values)
 
     def token_ids(self, name: str, default: int | None, vocab_size: int) -> tuple[int, ...]:
         """An id, a list of ids or null; an absent field takes the default, null does not."""

@@ -18,6 +18,8 @@ class StagemeshError(Exception):
     code: ClassVar[str] = "internal"
     grpc_status: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
+    # When it makes sense to try again, for `Retry-After` and `RetryInfo`; None: it makes none.
+    retry_after_seconds: ClassVar[int | None] = None
     template: ClassVar[str] = "internal error"
 
     def __str__(self) -> str:
@@ -68,6 +70,7 @@ class UnavailableError(StagemeshError):
     code = "unavailable"
     grpc_status = "UNAVAILABLE"
     http_status = 503
+    retry_after_seconds = 1
 
 
 # ---- models and checkpoints ----------------------------------------------------------------------
@@ -220,9 +223,15 @@ class PromptTooLongError(BadRequestError):
     """Raised when a prompt alone exceeds what the served model's context takes."""
 
     code = "prompt_too_long"
-    template = "the prompt has {num_tokens} tokens, but at most {max_tokens} fit; shorten it"
+    template = "the prompt has {count} tokens, but at most {max_tokens} fit; shorten it"
     num_tokens: int
     max_tokens: int
+    # Told from the text's length alone: `num_tokens` is the fewest that it can have.
+    is_minimum: bool = False
+
+    def __str__(self) -> str:
+        count = f"at least {self.num_tokens}" if self.is_minimum else self.num_tokens
+        return self.template.format(count=count, max_tokens=self.max_tokens)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -261,6 +270,71 @@ class InvalidRequestError(BadRequestError):
 
 
 @dataclass(eq=False, kw_only=True)
+class UnsupportedParameterError(BadRequestError):
+    """Raised when a request names a parameter that this server does not know or not offer."""
+
+    code = "unsupported_parameter"
+    template = "{field}: {problem}"
+    field: str
+    problem: str
+
+
+@dataclass(eq=False, kw_only=True)
+class UnknownRouteError(BadRequestError):
+    """Raised when an HTTP request asks for a path that is not there."""
+
+    code = "unknown_route"
+    grpc_status = "UNIMPLEMENTED"
+    http_status = 404
+    template = "there is no {path}; see /v1/models for what is served"
+    path: str
+
+
+@dataclass(eq=False, kw_only=True)
+class MethodNotAllowedError(BadRequestError):
+    """Raised when an HTTP request uses a method that its path does not take."""
+
+    code = "method_not_allowed"
+    grpc_status = "UNIMPLEMENTED"
+    http_status = 405
+    template = "{path} takes no {method}; use {allowed}"
+    path: str
+    method: str
+    allowed: str
+
+
+@dataclass(eq=False, kw_only=True)
+class RequestTooLargeError(BadRequestError):
+    """Raised when an HTTP request's body exceeds the limit."""
+
+    code = "request_too_large"
+    http_status = 413
+    template = "the body exceeds {max_bytes:,} bytes; send less, or raise --max-request-size"
+    max_bytes: int
+
+
+@dataclass(eq=False, kw_only=True)
+class UnsupportedMediaTypeError(BadRequestError):
+    """Raised when an HTTP request's body is not declared to be JSON."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+    template = "send JSON with the header content-type: application/json, not {actual!r}"
+    actual: str
+
+
+@dataclass(eq=False, kw_only=True)
+class SlowRequestError(BadRequestError):
+    """Raised when an HTTP request's body does not arrive in time."""
+
+    code = "slow_request"
+    grpc_status = "DEADLINE_EXCEEDED"
+    http_status = 408
+    template = "the body did not arrive within {seconds:g} s"
+    seconds: float
+
+
+@dataclass(eq=False, kw_only=True)
 class TokenOutOfVocabularyError(BadRequestError):
     """Raised when a prompt holds a token id that the model does not have."""
 
@@ -286,6 +360,7 @@ class QueueFullError(StagemeshError):
     code = "queue_full"
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
+    retry_after_seconds = 1
     template = "{num_waiting} requests wait already (limit {limit}); try again later"
     num_waiting: int
     limit: int

@@ -5,24 +5,84 @@ It never measures. A process makes its class once, over its own registry, and se
 
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+)
+
+from runtime.version import PROTOCOL_VERSION, VERSION
 
 NAMESPACE: Final = "stagemesh"
 
-_FIRST_TOKEN_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_PER_TOKEN_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+# From 1 ms; the targets that people set (0.2, 0.5, 1 s; 25, 50, 100 ms) are edges.
+_FIRST_TOKEN_BUCKETS: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0),
+    *(10.0, 30.0, 60.0, 300.0),
+)
+_PER_TOKEN_BUCKETS: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.5, 1.0, 2.5, 10.0),
+)
+_REQUEST_BUCKETS: Final = (
+    *(0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0),
+)
+_LENGTH_BUCKETS: Final = tuple(float(2**power) for power in range(18))
+_LAG_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _STAGE: Final = ("replica", "stage")
 
 
-class CoordinatorMetrics:
+class ProcessMetrics:
+    """What every process says about itself; `process` is `coordinator` or `worker`."""
+
+    def __init__(self, registry: CollectorRegistry, process: str) -> None:
+        self.registry = registry
+        # CPU seconds, resident memory and open files, where the system tells them.
+        ProcessCollector(namespace=NAMESPACE, registry=registry)
+        build = Info("build", "What runs here.", (), NAMESPACE, registry=registry)
+        build.info(
+            {"process": process, "version": VERSION, "protocol_version": str(PROTOCOL_VERSION)}
+        )
+        self.event_loop_lag = Histogram(
+            "event_loop_lag_seconds",
+            "How late a timer of the event loop was served.",
+            (),
+            NAMESPACE,
+            registry=registry,
+            buckets=_LAG_BUCKETS,
+        )
+
+
+class WorkerMetrics(ProcessMetrics):
+    """What one worker holds; `state` is `empty`, `loading`, `loaded` or `serving`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry, "worker")
+
+        def gauge(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"worker_{name}", documentation, labels, NAMESPACE, registry=registry)
+
+        self.joined = gauge("joined", "1 while the worker is in a mesh.")
+        self.state = gauge("state", "1 for the state that the worker is in.", ("state",))
+        self.layers = gauge("layers", "Layers that the worker holds.")
+        self.weights = gauge("weights_bytes", "Weights that the worker holds.")
+        self.kv_blocks = gauge("kv_blocks", "KV blocks by state, used or free.", ("state",))
+        self.slots_used = gauge("slots_used", "Open slots.")
+
+
+class CoordinatorMetrics(ProcessMetrics):
     """What the coordinator knows: requests, tokens, replicas and the stages' own reports.
 
-    `reason` is `stop`, `length` or an error's code; `state` of a KV block is `used` or `free`.
+    `reason` is `stop`, `length` or an error's code, as `cause` is; `state` of a KV block is `used`
+    or `free`, of a worker `used` or `spare`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+        super().__init__(registry, "coordinator")
         self._declare_requests(registry)
+        self._declare_latencies(registry)
         self._declare_replicas(registry)
         self._declare_stages(registry)
 
@@ -42,21 +102,47 @@ class CoordinatorMetrics:
         self.generated_tokens = Counter(
             "generated_tokens_total", "Tokens generated.", (), NAMESPACE, registry=registry
         )
-        self.time_to_first_token = Histogram(
+
+    def _declare_latencies(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(
+                name, documentation, (), NAMESPACE, registry=registry, buckets=buckets
+            )
+
+        self.time_to_first_token = histogram(
             "time_to_first_token_seconds",
             "From a prompt's arrival to its first token.",
-            (),
-            NAMESPACE,
-            registry=registry,
-            buckets=_FIRST_TOKEN_BUCKETS,
+            _FIRST_TOKEN_BUCKETS,
         )
-        self.time_per_output_token = Histogram(
+        self.time_per_output_token = histogram(
             "time_per_output_token_seconds",
             "Mean time between the tokens of one prompt after the first.",
-            (),
-            NAMESPACE,
-            registry=registry,
-            buckets=_PER_TOKEN_BUCKETS,
+            _PER_TOKEN_BUCKETS,
+        )
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds",
+            "From one token of a prompt to its next.",
+            _PER_TOKEN_BUCKETS,
+        )
+        self.request_seconds = histogram(
+            "request_seconds", "From a prompt's arrival to its end.", _REQUEST_BUCKETS
+        )
+        self.queue_seconds = histogram(
+            "queue_seconds", "From a prompt's arrival to its first step.", _FIRST_TOKEN_BUCKETS
+        )
+        self.prefill_seconds = histogram(
+            "prefill_seconds",
+            "From a prompt's first step to its first token.",
+            _FIRST_TOKEN_BUCKETS,
+        )
+        self.decode_seconds = histogram(
+            "decode_seconds", "From a prompt's first token to its end.", _REQUEST_BUCKETS
+        )
+        self.prompt_length = histogram(
+            "request_prompt_tokens", "Tokens of finished prompts.", _LENGTH_BUCKETS
+        )
+        self.generation_length = histogram(
+            "request_generation_tokens", "Tokens generated for finished prompts.", _LENGTH_BUCKETS
         )
 
     def _declare_replicas(self, registry: CollectorRegistry) -> None:
@@ -70,10 +156,30 @@ class CoordinatorMetrics:
         self.epochs = Counter(
             "epochs_total", "Epochs that were opened.", replica, NAMESPACE, registry=registry
         )
+        self.epoch_ends = Counter(
+            "epoch_ends_total",
+            "Epochs that ended, by the failure that ended them.",
+            ("replica", "cause"),
+            NAMESPACE,
+            registry=registry,
+        )
+        self.replica_serving = Gauge(
+            "replica_serving", "1 while requests are served.", replica, NAMESPACE, registry=registry
+        )
+        self.workers = Gauge(
+            "workers", "Workers in the mesh, by state.", ("state",), NAMESPACE, registry=registry
+        )
         self.kv_blocks = Gauge(
             "kv_blocks",
             "KV blocks by state.",
             ("replica", "state"),
+            NAMESPACE,
+            registry=registry,
+        )
+        self.kv_utilization = Gauge(
+            "kv_cache_utilization_ratio",
+            "Part of the KV blocks that is used.",
+            replica,
             NAMESPACE,
             registry=registry,
         )

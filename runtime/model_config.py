@@ -1,7 +1,8 @@
-"""A model's config.json as checked, typed values; owns which architectures are known.
+"""A model's config.json as checked, typed values.
 
 Reads config.json and generation_config.json and nothing else: no weights, no tokenizer. Every value
-is checked here, so the code behind may trust it. Defaults are those of Transformers' `LlamaConfig`.
+is checked here, so the code behind may trust it, and what it does not know how to compute is
+refused by name. Which architectures there are, and what differs in them, is `families.py`.
 """
 
 from dataclasses import dataclass
@@ -9,50 +10,29 @@ from pathlib import Path
 
 from runtime.config_fields import ConfigFields, read_config_fields
 from runtime.errors import UnknownArchitectureError
+from runtime.families import FAMILIES
+from runtime.family import OPTIONAL_FIELDS, Family
+from runtime.layer_config import ExpertsConfig, LayerConfig, read_experts, read_layers
 
-KNOWN_ARCHITECTURES = ("LlamaForCausalLM",)
-KNOWN_ACTIVATIONS = ("silu",)
+KNOWN_ARCHITECTURES = tuple(family.architecture for family in FAMILIES)
+KNOWN_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 KNOWN_DTYPES = ("float32", "bfloat16", "float16")
-KNOWN_ROPE_TYPES = ("default", "linear", "llama3")
 
 _MAX_LAYERS = 2**12
-
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Positions divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Llama 3's rule: long wavelengths stretched by `factor`, short ones kept, between mixed."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embeddings over the whole head dimension; `theta` is the base."""
-
-    theta: float
-    scaling: LinearScaling | Llama3Scaling | None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """What the layers of a decoder are; sizes are counts of elements, never bytes.
 
-    `eos_token_ids` is what ends generation (generation_config.json before config.json).
-    `torch_dtype` is the dtype that the checkpoint says it was made for.
+    `attention_scale` multiplies products of queries and keys; a soft cap c turns x into
+    c * tanh(x / c), of those products or of the logits. The other scales multiply embeddings, what
+    a layer's halves add to its input, and logits. `eos_token_ids` is what ends generation
+    (generation_config.json before config.json). `torch_dtype` is the dtype that the checkpoint says
+    it was made for.
     """
 
-    architecture: str
-    num_layers: int
+    family: Family
     hidden_size: int
     num_heads: int
     num_kv_heads: int
@@ -61,14 +41,26 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope: RopeConfig
+    layers: tuple[LayerConfig, ...]
+    experts: ExpertsConfig | None
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
     hidden_act: str
+    attention_scale: float
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
+    embedding_scale: float
+    residual_scale: float
+    logit_scale: float
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     torch_dtype: str
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the whole model."""
+        return len(self.layers)
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -78,49 +70,73 @@ def load_model_config(folder: Path) -> ModelConfig:
     `ModelConfigError`, naming file and field, for anything absent, absurd or unsupported.
     """
     fields = read_config_fields(folder, "config.json")
-    architecture = _architecture(fields)
-    if fields.values.get("quantization_config") is not None:
-        fields.fail("`quantization_config`: quantized checkpoints are not supported")
+    family = _family(fields)
+    _check_options(fields, family)
+    fields.values = dict(family.defaults) | fields.values
+    config = _read(fields, family, folder)
+    if config.num_heads % config.num_kv_heads:
+        problem = f"is not a multiple of `num_key_value_heads` {config.num_kv_heads}"
+        fields.fail(f"`num_attention_heads` {config.num_heads} {problem}")
+    return config
+
+
+def _read(fields: ConfigFields, family: Family, folder: Path) -> ModelConfig:
     num_heads = fields.integer("num_attention_heads")
     hidden_size = fields.integer("hidden_size")
+    head_dim = fields.integer("head_dim", hidden_size // num_heads)
     vocab_size = fields.integer("vocab_size")
-    config = ModelConfig(
-        architecture=architecture,
-        num_layers=fields.integer("num_hidden_layers", most=_MAX_LAYERS),
+    num_layers = fields.integer("num_hidden_layers", most=_MAX_LAYERS)
+    embedding_scale = hidden_size**0.5 if family.is_embedding_scaled else 1.0
+    return ModelConfig(
+        family=family,
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=fields.integer("head_dim", hidden_size // num_heads),
+        head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size"),
         vocab_size=vocab_size,
         max_position_embeddings=fields.integer("max_position_embeddings", 2048),
         rms_norm_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope=_rope(fields),
+        layers=read_layers(fields, family, num_layers, head_dim),
+        experts=read_experts(fields, family),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         attention_bias=fields.flag("attention_bias"),
         mlp_bias=fields.flag("mlp_bias"),
-        hidden_act=fields.choice("hidden_act", "silu", KNOWN_ACTIVATIONS),
-        eos_token_ids=_eos_token_ids(folder, fields, vocab_size),
+        hidden_act=fields.choice(family.activation_field, family.activation, KNOWN_ACTIVATIONS),
+        attention_scale=_attention_scale(fields, head_dim),
+        attention_soft_cap=fields.positive_or_none("attn_logit_softcapping"),
+        logit_soft_cap=fields.positive_or_none("final_logit_softcapping"),
+        embedding_scale=fields.positive("embedding_multiplier", embedding_scale),
+        residual_scale=fields.positive("residual_multiplier", 1.0),
+        logit_scale=1 / fields.positive("logits_scaling", 1.0),
+        eos_token_ids=_eos_token_ids(folder, fields, family, vocab_size),
         bos_token_id=next(iter(fields.token_ids("bos_token_id", None, vocab_size)), None),
         torch_dtype=_dtype(fields),
     )
-    if config.num_heads % config.num_kv_heads:
-        fields.fail(
-            f"`num_attention_heads` {config.num_heads} is not a multiple of"
-            f" `num_key_value_heads` {config.num_kv_heads}"
-        )
-    if config.head_dim % 2:
-        fields.fail(f"`head_dim` must be even, not {config.head_dim}")
-    return config
 
 
-def _architecture(fields: ConfigFields) -> str:
+def _family(fields: ConfigFields) -> Family:
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not names:
         fields.fail("`architectures` is missing")
-    if names[0] not in KNOWN_ARCHITECTURES:
-        raise UnknownArchitectureError(architecture=str(names[0]), known=KNOWN_ARCHITECTURES)
-    return str(names[0])
+    for family in FAMILIES:
+        if family.architecture == names[0]:
+            return family
+    raise UnknownArchitectureError(architecture=str(names[0]), known=KNOWN_ARCHITECTURES)
+
+
+def _check_options(fields: ConfigFields, family: Family) -> None:
+    if fields.values.get("quantization_config") is not None:
+        fields.fail("`quantization_config`: quantized checkpoints are not supported")
+    for name, neutral in OPTIONAL_FIELDS.items():
+        value = fields.values.get(name)
+        if name not in family.options and value is not None and value != neutral:
+            fields.fail(f"`{name}` {value!r} is not supported for {family.architecture}")
+
+
+def _attention_scale(fields: ConfigFields, head_dim: int) -> float:
+    scale = float(fields.positive("query_pre_attn_scalar", head_dim) ** -0.5)
+    return fields.positive("attention_multiplier", scale)
 
 
 def _dtype(fields: ConfigFields) -> str:
@@ -129,44 +145,14 @@ def _dtype(fields: ConfigFields) -> str:
     return fields.choice(name, "float32", KNOWN_DTYPES)
 
 
-def _rope(config: ConfigFields) -> RopeConfig:
-    """Transformers 5 keeps everything in `rope_parameters`, earlier versions in two fields."""
-    name = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
-    values = config.values.get(name) or {}
-    if not isinstance(values, dict):
-        config.fail(f"`{name}` must be an object, not {values!r}")
-    fields = ConfigFields(config.folder, f"{config.where}, {name}", values)
-    theta = fields.positive("rope_theta", config.positive("rope_theta", 10_000.0))
-    if fields.positive("partial_rotary_factor", 1.0) != 1.0:
-        fields.fail("`partial_rotary_factor` other than 1 is not supported")
-    type_field = "rope_type" if "rope_type" in values else "type"
-    match fields.choice(type_field, "default", KNOWN_ROPE_TYPES):
-        case "linear":
-            return RopeConfig(theta, LinearScaling(fields.positive("factor")))
-        case "llama3":
-            return RopeConfig(theta, _llama3_scaling(config, fields))
-        case _:
-            return RopeConfig(theta, None)
-
-
-def _llama3_scaling(config: ConfigFields, fields: ConfigFields) -> Llama3Scaling:
-    original = config.integer("max_position_embeddings", 2048)
-    scaling = Llama3Scaling(
-        factor=fields.positive("factor"),
-        low_freq_factor=fields.positive("low_freq_factor"),
-        high_freq_factor=fields.positive("high_freq_factor"),
-        original_max_position_embeddings=fields.integer(
-            "original_max_position_embeddings", original
-        ),
-    )
-    if scaling.high_freq_factor <= scaling.low_freq_factor:
-        fields.fail("`high_freq_factor` must be greater than `low_freq_factor`")
-    return scaling
-
-
-def _eos_token_ids(folder: Path, config: ConfigFields, vocab_size: int) -> tuple[int, ...]:
+def _eos_token_ids(
+    folder: Path, config: ConfigFields, family: Family, vocab_size: int
+) -> tuple[int, ...]:
     if (folder / "generation_config.json").exists():
         generation = read_config_fields(folder, "generation_config.json")
         if generation.values.get("eos_token_id") is not None:
             return generation.token_ids("eos_token_id", None, vocab_size)
-    return config.token_ids("eos_token_id", 2 if vocab_size > 2 else None, vocab_size)
+    default = family.eos_token_id
+    if default is not None and default >= vocab_size:
+        default = None
+    return config.token_ids("eos_token_id", default, vocab_size)

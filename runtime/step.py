@@ -18,6 +18,22 @@ class SlotSampling:
     seed: int = 0
     choice: int = 0
     num_logprobs: int = 0
+    # Not drawn at positions below `suppressed_until`.
+    suppressed_ids: tuple[int, ...] = ()
+    suppressed_until: int = 0
+    # Presence and frequency count tokens from `num_prompt_tokens` on, repetition all of them.
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    num_prompt_tokens: int = 0
+    # (token id, what is added to its logit), each token once.
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_penalties(self) -> bool:
+        """A draw depends on which tokens the sequence has, so the sampling rank keeps them."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +102,10 @@ class SendTiming:
 
 @dataclass(frozen=True, slots=True)
 class StageTiming:
-    """One stage's record of one step, in seconds; `send` is the latest finished send, if any."""
+    """One stage's record of one step, in seconds.
+
+    `send` is an earlier step's send that has ended since; each is told once, in order.
+    """
 
     receive_seconds: float = 0.0
     queue_seconds: float = 0.0

@@ -25,6 +25,11 @@ class StepWork:
     num_sequences: int = 0
     num_sampled: int = 0
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether any chunk is longer than one token."""
+        return self.num_tokens > self.num_decodes
+
 
 @dataclass(frozen=True, slots=True)
 class SentStep:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scheduler.cost_model import StageCosts
+from scheduler.stage_costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True)

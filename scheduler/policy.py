@@ -64,17 +64,23 @@ class SchedulerView:
     """The scheduler's state before a microbatch is made; `now` is in seconds.
 
     `ready` are the decodes that may run, the one that waited longest first; `num_decoding` counts
-    those and the ones whose token is in flight.
+    those and the ones whose token is in flight. `in_flight` are the steps that are out.
     """
 
     now: float
     limits: SchedulerLimits
-    num_steps_in_flight: int
+    in_flight: Sequence[SentStep]
     num_decoding: int
     num_blocks_free: int
+    num_slots_free: int
     ready: Sequence[SequenceView]
     prefilling: Sequence[SequenceView]
     waiting: Sequence[SequenceView]
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """How many steps are out."""
+        return len(self.in_flight)
 
 
 class Policy(Protocol):

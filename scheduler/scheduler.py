@@ -177,9 +177,10 @@ class Scheduler:
         return SchedulerView(
             now=now,
             limits=self._limits,
-            num_steps_in_flight=self.num_steps_in_flight,
+            in_flight=self._in_flight.steps(),
             num_decoding=len(ready) + self._queues.count(Phase.SAMPLING),
             num_blocks_free=self._residences.num_blocks_free,
+            num_slots_free=self._limits.max_sequences - self._residences.num_slots_used,
             ready=ready,
             prefilling=self._queues.of(Phase.PREFILL),
             waiting=self._queues.of(Phase.WAITING),

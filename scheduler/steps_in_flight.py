@@ -54,6 +54,11 @@ class StepsInFlight:
         self._draws_of_step.append(tuple(draws))
         self._next_number += 1
 
+    def steps(self) -> tuple[SentStep, ...]:
+        """Those whose result has not come, oldest first."""
+        numbers = range(self._next_number - len(self), self._next_number)
+        return tuple(self._sent[number] for number in numbers)
+
     def sent(self, number: int) -> SentStep | None:
         """A step in flight or lately done; None for one that is too long ago, or never was."""
         return self._sent.get(number)

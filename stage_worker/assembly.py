@@ -48,6 +48,7 @@ class PartialStep:
     intervals: list[tuple[int, int]] = field(default_factory=list)
 
     def open_slice(self, interval: tuple[int, int] | None, plan: ReceivePlan) -> "Slice":
+        """Where the sender of `interval` writes; `FrameError` where another sender's is, too."""
         if self.hidden_TH is None or interval is None or plan.hidden_interval is None:
             return Slice(np.empty((0, 0), np.uint8))
         for begin, end in self.intervals:
@@ -64,6 +65,7 @@ class PartialStep:
         )
 
     def check_covered(self, plan: ReceivePlan) -> None:
+        """Raises `FrameError` unless the senders' intervals make up the plan's."""
         if self.hidden_TH is None or plan.hidden_interval is None:
             return
         num_received = sum(end - begin for begin, end in self.intervals)
@@ -81,6 +83,7 @@ class Slice:
         self._num_received = 0
 
     def write(self, offset: int, payload: memoryview) -> None:
+        """Copies the next bytes; `FrameError` where they do not follow or do not fit."""
         if offset != self._num_received:
             raise FrameError(what="payload offset", expected=self._num_received, actual=offset)
         end = offset + payload.nbytes
@@ -91,6 +94,7 @@ class Slice:
         self._num_received = end
 
     def check_complete(self) -> None:
+        """Raises `FrameError` while bytes are missing."""
         if self._num_received != self._rows.size:
             raise FrameError(
                 what="payload bytes", expected=self._rows.size, actual=self._num_received
@@ -145,6 +149,7 @@ def _dtype_name(dtype: int) -> str:
 
 
 def empty_hidden(num_tokens: int, plan: ReceivePlan) -> torch.Tensor | None:
+    """Room for a step's activation [T, H], uninitialized; None where the step carries none."""
     if plan.hidden_interval is None or num_tokens == 0:
         return None
     begin, end = plan.hidden_interval

@@ -20,10 +20,12 @@ def record_canary(
     token_ids: Sequence[int],
     num_logprobs: int,
     progress: Callable[[int, int], None],
+    max_model_len: int = 0,
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The likeliest next tokens after `token_ids` and their log-probabilities, likeliest first.
 
-    `progress` gets layers done and in total. Raises what `Stage.load` and `Stage.run` raise.
+    `progress` gets layers done and in total; `max_model_len` is the longest sequence that the route
+    serves, where that is more than the prompt. Raises what `Stage.load` and `Stage.run` raise.
     """
     num_layers = load_model_config(folder).num_layers
     sampling = SlotSampling(num_logprobs=num_logprobs)
@@ -32,14 +34,16 @@ def record_canary(
     hidden_TH: Tensor | None = None
     sampled: tuple[SampledToken, ...] = ()
     for layer in range(num_layers):
-        stage = _load_layer(folder, layer, num_layers, num_tokens=len(token_ids))
+        stage = _load_layer(folder, layer, num_layers, len(token_ids), max_model_len)
         output = stage.run(step, hidden_TH)
         hidden_TH, sampled = output.hidden_TH, output.sampled
         progress(layer + 1, num_layers)
     return sampled[0].top_ids, sampled[0].top_logprobs
 
 
-def _load_layer(folder: Path, layer: int, num_layers: int, num_tokens: int) -> Stage:
+def _load_layer(
+    folder: Path, layer: int, num_layers: int, num_tokens: int, max_model_len: int
+) -> Stage:
     """A stage of one layer with room for one block, which holds the whole prompt."""
     spec = StageSpec(
         first_layer=layer,
@@ -48,7 +52,7 @@ def _load_layer(folder: Path, layer: int, num_layers: int, num_tokens: int) -> S
         is_last=layer == num_layers - 1,
         dtype="float32",
         block_size=num_tokens,
-        max_model_len=num_tokens,
+        max_model_len=max(num_tokens, max_model_len),
         kv_memory_bytes=0,
         num_threads=torch.get_num_threads(),
     )

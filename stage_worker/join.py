@@ -7,7 +7,7 @@ own streams.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Never
 
@@ -18,6 +18,7 @@ from protos import mesh_pb2, mesh_pb2_grpc
 from runtime import rpc
 from runtime.errors import WorkerRefusedError
 from runtime.logs import get_logger
+from runtime.tasks import run_apart
 
 _FIRST_DELAY_SECONDS = 0.1
 _MAX_DELAY_SECONDS = 5.0
@@ -42,22 +43,45 @@ class _MembershipLostError(Exception):
     """Raised when a Join stream ended for a reason that may pass."""
 
 
-async def stay_joined(coordinator: str, hello: mesh_pb2.Hello) -> Never:
-    """Be a member until cancelled; raises WorkerRefusedError when the coordinator refuses."""
+async def stay_joined(
+    coordinator: str,
+    make_hello: Callable[[], Awaitable[mesh_pb2.Hello]],
+    set_joined: Callable[[bool], Awaitable[None]],
+) -> Never:
+    """Be a member until cancelled; raises WorkerRefusedError when the coordinator refuses.
+
+    Hello is made anew for each try, because a host's addresses change; an OSError of it, as when
+    the coordinator's name is not known yet, is a failed try. `set_joined` is told when the worker
+    came in and when it is out.
+    """
     jitter = random.Random()
     delays = retry_delays(jitter)
+
+    async def joined() -> None:
+        nonlocal delays
+        delays = retry_delays(jitter)
+        await set_joined(True)
+
     while True:
         reason = ""
         try:
-            async with _membership(coordinator, hello) as (call, heartbeat_seconds):
-                _log.info("joined", coordinator=coordinator, address=hello.address)
-                delays = retry_delays(jitter)
-                await _exchange_heartbeats(call, heartbeat_seconds)
-        except* _MembershipLostError as lost:
+            hello = await make_hello()
+            await run_apart(_be_member(coordinator, hello, joined))
+        except* (_MembershipLostError, OSError) as lost:
             reason = str(lost.exceptions[0])
+        await set_joined(False)
         delay = next(delays)
         _log.info("not_joined", coordinator=coordinator, reason=reason, retry_seconds=delay)
         await asyncio.sleep(delay)
+
+
+async def _be_member(
+    coordinator: str, hello: mesh_pb2.Hello, joined: Callable[[], Awaitable[None]]
+) -> Never:
+    async with _membership(coordinator, hello) as (call, heartbeat_seconds):
+        _log.info("joined", coordinator=coordinator, address=hello.address)
+        await joined()
+        await _exchange_heartbeats(call, heartbeat_seconds)
 
 
 def retry_delays(jitter: random.Random) -> Iterator[float]:

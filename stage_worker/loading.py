@@ -11,12 +11,21 @@ from pathlib import Path
 
 from protos import stage_pb2
 from runtime.checkpoint import Checkpoint
-from runtime.errors import AssignmentError, FingerprintMismatchError, InvalidRequestError
+from runtime.errors import (
+    AssignmentError,
+    FingerprintMismatchError,
+    InvalidRequestError,
+    NotEnoughMemoryError,
+)
 from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
 from stage_worker.canary import record_canary
 from stage_worker.progress import ProgressFn
 from stage_worker.stage import Stage, StageSpec
+from stage_worker.status import describe_device
+
+# Its prompt is held in one piece, with an attention of its length squared.
+_MAX_CANARY_TOKENS = 1024
 
 _DTYPE_NAMES = {
     stage_pb2.DTYPE_FLOAT32: "float32",
@@ -35,6 +44,15 @@ class WorkerDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundPart:
+    """An assignment that this worker can carry out, as far as files and numbers tell."""
+
+    assignment: stage_pb2.Assignment
+    folder: Path
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedPart:
     """An assignment with its weights in memory."""
 
@@ -45,21 +63,36 @@ class LoadedPart:
     load_seconds: float
 
 
-def load_part(
+def find_part(
     assignment: stage_pb2.Assignment, device: WorkerDevice, progress: ProgressFn
-) -> LoadedPart:
-    """Load this worker's part of the model; `progress` gets bytes done and in all."""
-    begun_at = time.monotonic()
+) -> FoundPart:
+    """Find the model's files and refuse what they do not allow; touches no device.
+
+    `progress` gets what is done and in all of a conversion or a download.
+    """
     check_assignment(assignment)
+    _check_kv_memory(assignment.kv_memory_bytes, device)
     folder, fingerprint = _find_model(
         device.model_path or assignment.model, assignment.weights_fingerprint, progress
     )
-    _check_layers(assignment, load_model_config(folder).num_layers)
-    stage = Stage.load(folder, _stage_spec(assignment, device), progress)
+    config = load_model_config(folder)
+    _check_layers(assignment, config.num_layers)
+    if assignment.max_model_len > config.max_position_embeddings:
+        raise AssignmentError(
+            expected=f"max_model_len up to {config.max_position_embeddings}",
+            actual=str(assignment.max_model_len),
+        )
+    return FoundPart(assignment, folder, fingerprint)
+
+
+def load_part(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> LoadedPart:
+    """Load this worker's part of the model; `progress` gets bytes done and in all."""
+    begun_at = time.monotonic()
+    stage = Stage.load(found.folder, _stage_spec(found.assignment, device), progress)
     return LoadedPart(
-        assignment,
+        found.assignment,
         stage,
-        fingerprint,
+        found.fingerprint,
         num_kv_blocks=stage.kv_block_capacity(),
         load_seconds=time.monotonic() - begun_at,
     )
@@ -71,10 +104,15 @@ def compute_canary(
     """The model's canary, most likely first; `progress` gets layers done and in all."""
     if not request.token_ids:
         raise InvalidRequestError(field="token_ids", problem="must not be empty")
+    if len(request.token_ids) > _MAX_CANARY_TOKENS:
+        problem = f"{len(request.token_ids)} given, at most {_MAX_CANARY_TOKENS} are taken"
+        raise InvalidRequestError(field="token_ids", problem=problem)
     folder, _ = _find_model(
         device.model_path or request.model, request.weights_fingerprint, progress
     )
-    return record_canary(folder, request.token_ids, request.num_logprobs, progress)
+    return record_canary(
+        folder, request.token_ids, request.num_logprobs, progress, request.max_model_len
+    )
 
 
 def check_assignment(assignment: stage_pb2.Assignment) -> None:
@@ -94,6 +132,15 @@ def check_assignment(assignment: stage_pb2.Assignment) -> None:
     if assignment.stage >= assignment.num_stages:
         raise AssignmentError(
             expected=f"a stage below {assignment.num_stages}", actual=f"stage {assignment.stage}"
+        )
+
+
+def _check_kv_memory(kv_memory_bytes: int, device: WorkerDevice) -> None:
+    """The cache's memory is taken when an epoch opens, or when tokens come: too late to refuse."""
+    memory_bytes = describe_device(device.kind).memory_bytes
+    if kv_memory_bytes > memory_bytes:
+        raise NotEnoughMemoryError(
+            needed_bytes=kv_memory_bytes, available_bytes=memory_bytes, what="the KV cache"
         )
 
 

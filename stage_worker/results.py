@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from protos import stage_pb2
 from runtime.errors import InvalidRequestError, StagemeshError
 from runtime.step import StepResult
-from runtime.step_codec import result_to_proto
+from runtime.step_codec import result_to_messages
 
 _NUM_BUFFERED = 256
 
@@ -48,7 +48,8 @@ class ResultsLog:
         try:
             while (result := await self._unread.get()) is not None:
                 self._room.release()
-                yield result_to_proto(result)
+                for message in result_to_messages(result):
+                    yield message
             if self._failure is not None:
                 yield stage_pb2.StepResult(step=self._failure.step, failure=self._failure)
         finally:

@@ -1,5 +1,8 @@
 """Draws one token per row of logits, the same one whatever else is in the batch.
 
+What a request does to its logits (`logit_shaping.py`) decides what is drawn; the log-probabilities
+that are told are the model's own.
+
 One uniform number per (seed, choice, position) from a counter-based generator, then the inverse of
 the float64 cumulative distribution in vocabulary order; cuts in the order temperature, top_k,
 top_p, min_p. Generator: Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
@@ -17,15 +20,20 @@ from torch import Tensor
 
 from runtime.errors import NonFiniteLogitsError
 from runtime.step import SampledToken, SlotSampling
+from stage_worker.logit_shaping import is_shaped, shape_logits
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One row's slot and parameters; `position` is that of the token to be drawn."""
+    """One row's slot and parameters; `position` is that of the token to be drawn.
+
+    `token_ids` is the sequence so far if `sampling.has_penalties`, and else need not be given.
+    """
 
     slot: int
     sampling: SlotSampling
     position: int
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,11 @@ def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[SampledToken, ...]
 
 def _sample_row(logits_V: Tensor, normalizer: float, likeliest: int, draw: Draw) -> SampledToken:
     sampling = draw.sampling
-    token_id = likeliest if sampling.temperature == 0 else _draw(logits_V, draw)
+    shaped_V = logits_V
+    if is_shaped(sampling, draw.position):
+        shaped_V = shape_logits(logits_V, sampling, draw.position, draw.token_ids)
+        likeliest = int(shaped_V.argmax())
+    token_id = likeliest if sampling.temperature == 0 else _draw(shaped_V, draw)
     num_top = min(sampling.num_logprobs, logits_V.shape[0])
     top_logits, top_ids = logits_V.topk(num_top)
     return SampledToken(

@@ -5,31 +5,31 @@ its device does not exist, or the coordinator refused it.
 """
 
 import asyncio
-import os
-import platform
-import socket
 import uuid
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from prometheus_client import CollectorRegistry
 
-from protos import mesh_pb2
 from runtime import rpc
 from runtime.errors import InvalidRequestError, find_error
 from runtime.logs import get_logger
+from runtime.loop_lag import observe_loop_lag
+from runtime.metrics import WorkerMetrics
+from runtime.metrics_server import serving_metrics
 from runtime.process import run
-from runtime.version import BUILD, PROTOCOL_VERSION
 from stage_worker.executor import DeviceThread
+from stage_worker.health import WorkerHealth
+from stage_worker.introduction import Introduction
 from stage_worker.join import stay_joined
 from stage_worker.loading import WorkerDevice
 from stage_worker.service import StageService
-from stage_worker.status import describe_device
+from stage_worker.telemetry import expose
 from stage_worker.worker import Worker
 
 _GRACE_SECONDS = 2.0
-_WILDCARDS = {"0.0.0.0", "::"}
 
 _log = get_logger()
 
@@ -38,12 +38,14 @@ _log = get_logger()
 class WorkerOptions:
     """What one worker process is told at its start; `device` is `auto`, `cpu` or `cuda`.
 
-    `model_path` stands in for the model that the coordinator names, on a node where it lies
+    `listen` is for the stages, `metrics` for Prometheus; port 0 takes a free one. `model_path`
+    stands in for the model that the coordinator names, on a node where it lies
     elsewhere. `exit_with_parent` stops the process when standard input ends.
     """
 
     coordinator: str
     listen: str = "127.0.0.1:0"
+    metrics: str = "127.0.0.1:0"
     model_path: str | None = None
     device: str = "auto"
     num_threads: int = 1
@@ -62,50 +64,34 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
     device = WorkerDevice(_choose_device(options.device), options.num_threads, options.model_path)
     worker_id = str(uuid.uuid4())
-    server = rpc.make_server()
+    server, health = rpc.make_server(), WorkerHealth()
+    metrics = WorkerMetrics(CollectorRegistry())
     with closing(DeviceThread(device.num_threads)) as thread:
-        async with asyncio.TaskGroup() as tasks:
+        async with (
+            serving_metrics(options.metrics, metrics.registry) as metrics_address,
+            asyncio.TaskGroup() as tasks,
+        ):
             worker = Worker(worker_id, device, thread, tasks)
+            expose(metrics, worker, health)
             StageService(worker).add_to(server)
+            await health.add_to(server)
             address = await rpc.bind(server, options.listen)
             await server.start()
             try:
-                hello = await _hello(worker_id, device, address, options.coordinator)
-                membership = tasks.create_task(stay_joined(options.coordinator, hello))
+                me = Introduction(
+                    options.coordinator, worker_id, device.kind, address, metrics_address
+                )
+                running = (
+                    tasks.create_task(stay_joined(me.coordinator, me.hello, health.set_joined)),
+                    tasks.create_task(observe_loop_lag(metrics.event_loop_lag)),
+                )
                 await stop.wait()
-                membership.cancel()
+                for task in running:
+                    task.cancel()
             finally:
                 await worker.close()
                 await server.stop(_GRACE_SECONDS)
     _log.info("stopped", worker_id=worker_id)
-
-
-async def _hello(
-    worker_id: str, device: WorkerDevice, address: str, coordinator: str
-) -> mesh_pb2.Hello:
-    return mesh_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        build=BUILD,
-        worker_id=worker_id,
-        node=platform.node(),
-        address=await asyncio.to_thread(_reachable_address, address, coordinator),
-        device=describe_device(device.kind),
-        pid=os.getpid(),
-    )
-
-
-def _reachable_address(address: str, coordinator: str) -> str:
-    """`address`, its wildcard host replaced by the one that faces the coordinator."""
-    host, port = rpc.split_address(address)
-    if host not in _WILDCARDS:
-        return address
-    family, kind, protocol, _, peer = socket.getaddrinfo(
-        *rpc.split_address(coordinator), type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(peer)  # sends nothing: it only makes the system choose a route
-        local = probe.getsockname()[0]
-    return f"[{local}]:{port}" if ":" in local else f"{local}:{port}"
 
 
 def _choose_device(asked: str) -> str:

@@ -5,6 +5,7 @@ is computed. Decides nothing: slots and blocks are the coordinator's choice. Any
 epoch, so a step that failed half-way is never gone on with.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,10 +17,15 @@ from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
 
 @dataclass(slots=True)
 class Slot:
-    """One sequence: how its tokens are drawn, how many are in the cache, and in which blocks."""
+    """One sequence: how its tokens are drawn, how many are in the cache, and in which blocks.
+
+    `token_ids` are kept where `sampling.has_penalties`. They come with the chunks, all of them
+    from position 0 also after a replay, so no rank has to be told what was generated.
+    """
 
     sampling: SlotSampling
     num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
 
 
@@ -85,6 +91,8 @@ class SlotTable:
         if not 0 <= opening.slot < self._limits.max_sequences:
             problem = f"it is outside the plan's {self._limits.max_sequences} slots"
             raise SlotError(slot=opening.slot, problem=problem)
+        if not _is_drawable(opening.sampling):
+            raise SlotError(slot=opening.slot, problem=f"cannot draw with {opening.sampling}")
         self._slots[opening.slot] = Slot(opening.sampling)
 
     def _extend(self, chunk: SequenceChunk) -> None:
@@ -107,6 +115,8 @@ class SlotTable:
             problem = f"the last of {capacity} tokens' blocks, too few for {num_tokens} tokens"
             raise BlockError(slot=chunk.slot, block=block, problem=problem)
         held.num_tokens = num_tokens
+        if held.sampling.has_penalties:
+            held.token_ids.extend(chunk.token_ids)
 
     def _append_blocks(self, slot: int, held: Slot, block_ids: Sequence[int]) -> None:
         begin = len(held.block_ids)
@@ -130,3 +140,11 @@ class SlotTable:
             if block in self._used_blocks or block in new:
                 raise BlockError(slot=slot, block=block, problem="it is in use")
             new.add(block)
+
+
+def _is_drawable(sampling: SlotSampling) -> bool:
+    """The bounds within which `sampling.py` always finds a token; nothing compares with NaN."""
+    is_greedy = sampling.temperature == 0  # and looks at nothing else
+    return is_greedy or (
+        0 < sampling.temperature < math.inf and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1
+    )

@@ -18,7 +18,6 @@ from runtime.model_config import ModelConfig, load_model_config
 from runtime.step import SampledToken, Step
 from stage_worker.kv_cache import BlockShape, KVCache
 from stage_worker.model.decoder import Decoder, LayerRange, tensor_prefixes
-from stage_worker.model.rope import RotaryEmbedding
 from stage_worker.sampling import Draw, sample
 from stage_worker.slot_table import SlotLimits, SlotTable
 from stage_worker.step_plan import StepPlan, StepPlanner
@@ -69,6 +68,8 @@ class Stage:
         self._block_shape = BlockShape(
             spec.block_size, config.num_kv_heads, config.head_dim, self._dtype
         )
+        layers = config.layers[spec.first_layer : spec.first_layer + spec.num_layers]
+        self._windows = frozenset(layer.window for layer in layers)
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._planner: StepPlanner | None = None
         self._cache: KVCache | None = None
@@ -92,8 +93,7 @@ class Stage:
                 device=device,
                 progress=progress,
             )
-            rope = RotaryEmbedding(config.rope, config.head_dim, dtype=dtype, device=device)
-            decoder = Decoder.load(reader, config, part, rope)
+            decoder = Decoder.load(reader, config, part, spec.max_model_len)
         return cls(spec, config, decoder, reader.loaded_bytes)
 
     @property
@@ -116,12 +116,17 @@ class Stage:
             )
         return available_bytes // block_bytes
 
+    def block_table_bytes(self, max_sequences: int) -> int:
+        """Memory that `open_epoch` takes for the block tables of so many sequences."""
+        max_blocks = self._block_shape.num_blocks(self.spec.max_model_len)
+        return max_sequences * max_blocks * torch.int64.itemsize
+
     def open_epoch(self, num_blocks: int, max_sequences: int) -> None:
         """Starts over with empty slots, tables and cache. Comes before the first `run`."""
         spec, shape = self.spec, self._block_shape
         limits = SlotLimits(max_sequences, num_blocks, spec.block_size, spec.max_model_len)
         self._slots = SlotTable(limits)
-        self._planner = StepPlanner(self._slots, shape, self._device)
+        self._planner = StepPlanner(self._slots, shape, self._windows, self._device)
         self._cache = None  # the old memory goes before the new is taken
         self._cache = KVCache(
             shape,
@@ -150,7 +155,7 @@ class Stage:
             token_ids = [token for chunk in step.chunks for token in chunk.token_ids]
             hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self._device))
         hidden_TH = self._decoder.forward(
-            hidden_TH, plan.positions_T, plan.attention, self._cache.layers
+            hidden_TH.to(self._device), plan.positions_T, plan.attention, self._cache.layers
         )
         if not self.spec.is_last:
             return StageOutput(hidden_TH, ())
@@ -165,6 +170,7 @@ class Stage:
                 chunk.slot,
                 self._slots[chunk.slot].sampling,
                 position=chunk.position + len(chunk.token_ids),
+                token_ids=self._slots[chunk.slot].token_ids,
             )
             for chunk in plan.sampled_chunks
         ]

@@ -8,7 +8,8 @@ S tokens of context, t tokens of one chunk.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -22,46 +23,68 @@ from stage_worker.slot_table import SlotTable
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`sampled_rows` are the last rows of the chunks in `sampled_chunks`, in their order."""
+    """`attention` has a plan for each of the layers' windows, None being all of the context.
+
+    `sampled_rows` are the last rows of the chunks in `sampled_chunks`, in their order.
+    """
 
     positions_T: Tensor
-    attention: AttentionPlan
+    attention: Mapping[int | None, AttentionPlan]
     sampled_rows: Tensor
     sampled_chunks: tuple[SequenceChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A chunk's rows in the step, and its context: everything held with these rows included."""
+    """A chunk's rows in the step, and its context: everything held with these rows included.
+
+    Of the sequence's blocks the first `num_skipped` are left out of that, because no row sees them.
+    A row sees at most `window` tokens, itself the last.
+    """
 
     slot: int
     row: int
     num_tokens: int
     num_context: int
+    num_skipped: int = 0
+    window: int | None = None
+
+    @property
+    def num_hidden(self) -> int:
+        """Tokens at the context's beginning that the last row does not see."""
+        return 0 if self.window is None else max(0, self.num_context - self.window)
 
 
 class StepPlanner:
     """Makes plans for one stage in one epoch."""
 
-    def __init__(self, slots: SlotTable, shape: BlockShape, device: torch.device) -> None:
+    def __init__(
+        self,
+        slots: SlotTable,
+        shape: BlockShape,
+        windows: Collection[int | None],
+        device: torch.device,
+    ) -> None:
         self._slots = slots
         self._shape = shape
+        self._windows = windows
         self._device = device
 
     def plan(self, step: Step) -> StepPlan:
         """The plan of a step that `SlotTable.apply` has taken over and that has tokens."""
         spans = _spans(step)
         positions_T, cache_rows_T = self._places(step.chunks)
-        prefills = tuple(self._prefill(span) for span in spans if span.num_tokens > 1)
+        cache_rows_T = cache_rows_T.to(self._device)
         sampled = [
             (chunk, span) for chunk, span in zip(step.chunks, spans, strict=True) if chunk.sample
         ]
         last_rows = [span.row + span.num_tokens - 1 for _, span in sampled]
         return StepPlan(
             positions_T=positions_T.to(self._device),
-            attention=AttentionPlan(
-                cache_rows_T.to(self._device), self._decode_batches(spans), prefills
-            ),
+            attention={
+                window: self._attention(self._windowed(spans, window), cache_rows_T)
+                for window in self._windows
+            },
             sampled_rows=torch.tensor(last_rows, dtype=torch.int64, device=self._device),
             sampled_chunks=tuple(chunk for chunk, _ in sampled),
         )
@@ -78,6 +101,23 @@ class StepPlanner:
         size = self._shape.block_size
         blocks_T = self._slots.tables_BP[slots_T, positions_T // size]
         return positions_T, blocks_T * size + positions_T % size
+
+    def _windowed(self, spans: tuple[_Span, ...], window: int | None) -> tuple[_Span, ...]:
+        if window is None or all(span.num_context <= window for span in spans):
+            return spans
+        windowed = []
+        for span in spans:
+            num_unseen = max(0, span.num_context - span.num_tokens + 1 - window)
+            num_skipped = num_unseen // self._shape.block_size
+            num_context = span.num_context - num_skipped * self._shape.block_size
+            windowed.append(
+                replace(span, num_context=num_context, num_skipped=num_skipped, window=window)
+            )
+        return tuple(windowed)
+
+    def _attention(self, spans: tuple[_Span, ...], cache_rows_T: Tensor) -> AttentionPlan:
+        prefills = tuple(self._prefill(span) for span in spans if span.num_tokens > 1)
+        return AttentionPlan(cache_rows_T, self._decode_batches(spans), prefills)
 
     def _decode_batches(self, spans: tuple[_Span, ...]) -> tuple[DecodeBatch, ...]:
         """Longest first; a batch ends where padding would double it or its blocks fill the cache.
@@ -98,36 +138,50 @@ class StepPlanner:
 
     def _decode_batch(self, spans: list[_Span]) -> DecodeBatch:
         rows_B = torch.tensor([span.row for span in spans], device=self._device)
-        if len(spans) == 1:
+        if len(spans) == 1 and not spans[0].num_hidden:
             blocks, num_context = self._blocks(spans[0]), spans[0].num_context
             return DecodeBatch(rows_B, blocks, num_context, mask_B11S=None)
         num_blocks = self._shape.num_blocks(spans[0].num_context)
-        tables_BP = self._slots.tables_BP[[span.slot for span in spans], :num_blocks]
         num_context = num_blocks * self._shape.block_size
         lengths_B1 = torch.tensor([[span.num_context] for span in spans])
+        places_S = torch.arange(num_context)
+        is_hidden_BS = places_S >= lengths_B1
+        if spans[0].window is not None:
+            is_hidden_BS |= places_S < torch.tensor([[span.num_hidden] for span in spans])
         mask_BS = torch.zeros(len(spans), num_context, dtype=self._shape.dtype)
-        mask_BS.masked_fill_(torch.arange(num_context) >= lengths_B1, -math.inf)
+        mask_BS.masked_fill_(is_hidden_BS, -math.inf)
         return DecodeBatch(
             rows_B,
-            tables_BP.flatten().to(self._device),
+            self._tables(spans, num_blocks).flatten().to(self._device),
             num_context,
             mask_B11S=mask_BS[:, None, None].to(self._device),
         )
 
+    def _tables(self, spans: list[_Span], num_blocks: int) -> Tensor:
+        """Their blocks, [B, P], each row padded with any ids."""
+        slots_B = torch.tensor([span.slot for span in spans])
+        if spans[0].window is None:
+            return self._slots.tables_BP[slots_B, :num_blocks]
+        skipped_B1 = torch.tensor([[span.num_skipped] for span in spans])
+        places_BP = skipped_B1 + torch.arange(num_blocks)
+        places_BP.clamp_(max=self._slots.tables_BP.shape[1] - 1)
+        return self._slots.tables_BP[slots_B[:, None], places_BP]
+
     def _prefill(self, span: _Span) -> PrefillChunk:
         mask_tS = None
-        if span.num_context > span.num_tokens:
-            mask_tS = torch.full(
-                (span.num_tokens, span.num_context),
-                -math.inf,
-                dtype=self._shape.dtype,
-                device=self._device,
-            ).triu_(span.num_context - span.num_tokens + 1)
+        if span.num_context > span.num_tokens or span.num_hidden:
+            size = (span.num_tokens, span.num_context)
+            full_tS = torch.full(size, -math.inf, dtype=self._shape.dtype, device=self._device)
+            first_row = span.num_context - span.num_tokens
+            mask_tS = full_tS.triu(first_row + 1)
+            if span.window is not None:
+                mask_tS += full_tS.tril_(first_row - span.window)
         rows = slice(span.row, span.row + span.num_tokens)
         return PrefillChunk(rows, self._blocks(span), span.num_context, mask_tS)
 
     def _blocks(self, span: _Span) -> Blocks:
-        ids = self._slots[span.slot].block_ids[: self._shape.num_blocks(span.num_context)]
+        num_blocks = span.num_skipped + self._shape.num_blocks(span.num_context)
+        ids = self._slots[span.slot].block_ids[span.num_skipped : num_blocks]
         if all(after == before + 1 for before, after in pairwise(ids)):
             return slice(ids[0], ids[-1] + 1)
         return torch.tensor(ids, device=self._device)

@@ -41,8 +41,8 @@ class WeightReader:
         progress: BytesProgress,
     ) -> None:
         self._checkpoint = checkpoint
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype
+        self.device = device
         self._progress = progress
         self._buffer_U8 = torch.empty(_BUFFER_BYTES, dtype=torch.uint8)
         self._done_bytes = 0
@@ -56,7 +56,7 @@ class WeightReader:
 
     def empty(self, *shape: int) -> Tensor:
         """Room for weights that `read_into` fills."""
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def read(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, which must have `shape`."""

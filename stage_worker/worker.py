@@ -14,20 +14,22 @@ from runtime.errors import (
     EpochEndedError,
     InvalidRequestError,
     NeverFitsError,
+    NotEnoughMemoryError,
     NotReadyError,
     StaleEpochError,
 )
 from stage_worker.assembly import ReceivePlan
 from stage_worker.epoch import EpochPlan, EpochSession
 from stage_worker.executor import DeviceThread
-from stage_worker.loading import LoadedPart, WorkerDevice, compute_canary, load_part
+from stage_worker.loading import LoadedPart, WorkerDevice, compute_canary, find_part, load_part
 from stage_worker.next_stage import LinkPlan
 from stage_worker.progress import ProgressFn
 from stage_worker.results import ResultsLog
 from stage_worker.status import peak_rss_bytes, rss_bytes
 from stage_worker.transport import epoch_name
 
-_MIN_WINDOW = 2
+_MIN_WINDOW, _MAX_WINDOW = 2, 1024
+_MAX_TABLE_BYTES = 2**30
 
 
 class Worker:
@@ -55,13 +57,17 @@ class Worker:
     async def load(
         self, assignment: stage_pb2.Assignment, progress: ProgressFn
     ) -> stage_pb2.LoadReport:
-        """End the epoch, drop the weights, and load this part instead."""
+        """End the epoch, drop the weights, and load this part instead.
+
+        A part that is refused for its numbers or its files costs the epoch and the weights nothing.
+        """
         async with self._change():
             self._is_loading = True
             try:
+                found = await asyncio.to_thread(find_part, assignment, self._device, progress)
                 await self._drop()
                 self._loaded = await self._thread.run(
-                    partial(load_part, assignment, self._device, progress)
+                    partial(load_part, found, self._device, progress)
                 )
             finally:
                 self._is_loading = False
@@ -128,8 +134,10 @@ class Worker:
             response.assignment.CopyFrom(self._loaded.assignment)
             response.weights_bytes = stage.weights_bytes
             response.num_kv_blocks = self._loaded.num_kv_blocks
-            response.num_kv_blocks_used = stage.num_blocks_used
-            response.num_slots_used = stage.num_slots_used
+            # What an ended epoch held is nobody's; it is cleared when the next one opens.
+            if self._session is not None and not self._session.is_over:
+                response.num_kv_blocks_used = stage.num_blocks_used
+                response.num_slots_used = stage.num_slots_used
         if self._session is not None:
             response.epoch.CopyFrom(self._session.epoch)
             response.num_steps = self._session.num_steps
@@ -194,11 +202,19 @@ def _check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> No
     for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
         if getattr(request, name) < 1:
             raise InvalidRequestError(field=name, problem="must be at least 1")
-    if request.window < _MIN_WINDOW:
-        raise InvalidRequestError(field="window", problem=f"must be at least {_MIN_WINDOW}")
+    if not _MIN_WINDOW <= request.window <= _MAX_WINDOW:
+        problem = f"must be between {_MIN_WINDOW} and {_MAX_WINDOW}"
+        raise InvalidRequestError(field="window", problem=problem)
     if request.num_kv_blocks > loaded.num_kv_blocks:
         raise NeverFitsError(
             num_blocks_needed=request.num_kv_blocks, num_blocks=loaded.num_kv_blocks
+        )
+    table_bytes = loaded.stage.block_table_bytes(request.max_sequences)
+    if table_bytes > _MAX_TABLE_BYTES:
+        raise NotEnoughMemoryError(
+            needed_bytes=table_bytes,
+            available_bytes=_MAX_TABLE_BYTES,
+            what=f"block tables for {request.max_sequences} sequences",
         )
     num_next = 0 if loaded.stage.spec.is_last else 1
     if len(request.next) != num_next:

@@ -4,6 +4,7 @@ It runs on free ports, so that it disturbs no mesh that runs, and leaves nothing
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.text import Text
@@ -32,6 +33,7 @@ class Demo:
     async def run(self, interrupts: Interrupts) -> None:
         """Starts the mesh, asks, shows the tables and stops it; LaunchError if it cannot start."""
         async with local_mesh(self.plan, self._tell) as mesh:
+            interrupts.on_first = partial(self._tell, "\nstopping")
             interrupts.on_second = mesh.kill
             before = await self._start(mesh)
             async with AsyncClient(self.plan.target) as client:
@@ -62,8 +64,10 @@ class Demo:
         replicas = _since(before, after)
         self.console.print(stage_table(replicas, "Stages, for this answer"))
         if any(len(replica.stages) > 1 for replica in replicas):
+            self.console.print()
             self.console.print(hop_table(replicas, "Hops, for this answer"))
         if last is not None and last.usage is not None and last.timings is not None:
+            self.console.print()
             self.console.print(Text(speed(last.usage, last.timings)), soft_wrap=True)
 
     def _tell(self, line: str) -> None:

@@ -46,17 +46,28 @@ class Sampling:
     min_p: float = 0.0
     seed: int | None = None
     num_logprobs: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Prompts and how to go on from them; `max_tokens` None is as many as the context holds."""
+    """Prompts and how to go on from them; `max_tokens` None is as many as the context holds.
+
+    `stop` are texts that end an answer; they are left out of it unless `include_stop` is set.
+    """
 
     prompts: tuple[Prompt, ...]
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    num_choices: int = 1
+    min_tokens: int = 0
     model: str = ""
     request_id: str = ""
 
@@ -96,7 +107,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of one prompt; `usage` and `timings` come with `finish_reason`, on its last update."""
+    """News of one answer: `choice` counts those of a prompt, `index` says which prompt.
+
+    `usage` and `timings` come with `finish_reason`, on its last update.
+    """
 
     request_id: str
     index: int
@@ -106,6 +120,7 @@ class Update:
     usage: Usage | None
     timings: Timings | None
     seed: int | None
+    choice: int = 0
 
 
 def request_to_proto(request: GenerationRequest) -> inference_pb2.InferRequest:
@@ -122,10 +137,21 @@ def request_to_proto(request: GenerationRequest) -> inference_pb2.InferRequest:
             min_p=sampling.min_p,
             seed=sampling.seed,
             num_logprobs=sampling.num_logprobs,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=[
+                inference_pb2.LogitBias(token_id=token_id, bias=bias)
+                for token_id, bias in sampling.logit_bias
+            ],
         ),
         max_tokens=request.max_tokens,
         ignore_eos=request.ignore_eos,
         stop_token_ids=request.stop_token_ids,
+        stop=request.stop,
+        include_stop=request.include_stop,
+        num_choices=request.num_choices,
+        min_tokens=request.min_tokens,
     )
 
 
@@ -145,6 +171,7 @@ def update_from_proto(message: inference_pb2.InferResponse) -> Update:
         if message.HasField("timings")
         else None,
         seed=message.seed if message.HasField("seed") else None,
+        choice=message.choice,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from runtime.errors import LaunchError
-from stagemesh.children import EXIT_REFUSED, Child, LineFn
+from stagemesh.children import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, Child, LineFn
 from stagemesh.client import AsyncClient
 from stagemesh.ports import free_address
 from stagemesh.rpc_error import StagemeshRpcError
@@ -33,6 +33,7 @@ class LaunchPlan:
     worker: tuple[str, ...]
     num_workers: int
     target: str
+    http: str
     # Workers listen on this address's host, on the first free ports from its port up.
     first_worker_address: str
 
@@ -170,4 +171,6 @@ def _end_of(child: Child, code: int) -> LaunchError:
 
 
 def _how_it_ended(code: int) -> str:
+    if code == EXIT_ADDRESS_TAKEN:
+        return "found its address taken"
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

@@ -3,6 +3,7 @@
 It keeps none open.
 """
 
+import errno
 import socket
 from collections.abc import Collection
 
@@ -14,13 +15,16 @@ _MAX_PORT = 65535
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def reserve(address: str) -> str:
-    """`address` with port 0 replaced by a free one; PortTakenError if it cannot be listened on."""
+def reserve(address: str, option: str = "") -> str:
+    """`address` with port 0 replaced by a free one.
+
+    Raises `PortTakenError` if it cannot be listened on, with the `option` that names another.
+    """
     host, port = split_address(address)
     try:
         return join_address(host, _try_to_listen(host, port))
     except OSError as error:
-        raise PortTakenError(address=address, problem=_explain(error)) from None
+        raise PortTakenError(address=address, problem=_explain(error, option)) from None
 
 
 def free_address(first: str, taken: Collection[str]) -> str:
@@ -55,5 +59,8 @@ def _try_to_listen(host: str, port: int) -> int:
         return bound_port
 
 
-def _explain(error: OSError) -> str:
-    return f"{error.strerror or error}; stop what uses it or choose another port"
+def _explain(error: OSError, option: str) -> str:
+    is_taken = error.errno == errno.EADDRINUSE
+    hint = "stop what uses it or choose another port" if is_taken else "choose another address"
+    with_option = f" with {option} HOST:PORT (port 0 takes a free one)" if option else ""
+    return f"{error.strerror or error}; {hint}{with_option}"

@@ -3,8 +3,10 @@
 It takes snapshots and prints nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from rich import box
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from stagemesh.generation import Timings, Usage
@@ -29,14 +31,18 @@ def summary(state: MeshState) -> str:
 
 
 def plan_table(state: MeshState) -> Table:
-    """Which worker runs which layers."""
+    """Which worker runs which layers; without rows while no worker was given a stage."""
+    columns = ("replica", "stage", "layers", "worker", "device", "pid", "weights")
+    return _replica_table("Plan", columns, _plan_rows(state))
+
+
+def _plan_rows(state: MeshState) -> Iterator[Sequence[str]]:
     workers = {worker.worker_id: worker for worker in state.workers}
-    table = _table("Plan", "replica", "stage", "layers", "worker", "device", "pid", "weights")
     for replica in state.replicas:
         for stage in replica.stages:
             for worker_id in stage.worker_ids:
                 worker = workers.get(worker_id)
-                table.add_row(
+                yield (
                     str(replica.replica),
                     str(stage.stage),
                     layer_range(stage),
@@ -45,50 +51,51 @@ def plan_table(state: MeshState) -> Table:
                     str(worker.pid) if worker else "",
                     format_size(stage.weights_bytes),
                 )
-    return table
 
 
 def stage_table(replicas: Iterable[ReplicaState], title: str = "Stages") -> Table:
     """Where the time of each stage's device went."""
     columns = ("replica", "stage", "layers", "steps", "compute", "idle", "busy", "peak memory")
-    table = _table(title, *columns)
-    for replica in replicas:
-        for stage in replica.stages:
-            table.add_row(
-                str(replica.replica),
-                str(stage.stage),
-                layer_range(stage),
-                str(stage.num_steps),
-                format_seconds(stage.compute_seconds),
-                format_seconds(stage.idle_seconds),
-                _share(stage.compute_seconds, stage.compute_seconds + stage.idle_seconds),
-                format_size(stage.peak_rss_bytes),
-            )
-    return table
+    rows = (
+        (
+            str(replica.replica),
+            str(stage.stage),
+            layer_range(stage),
+            f"{stage.num_steps:,}",
+            format_seconds(stage.compute_seconds),
+            format_seconds(stage.idle_seconds),
+            _share(stage.compute_seconds, stage.compute_seconds + stage.idle_seconds),
+            format_size(stage.peak_rss_bytes),
+        )
+        for replica in replicas
+        for stage in replica.stages
+    )
+    return _replica_table(title, columns, rows)
 
 
 def hop_table(replicas: Iterable[ReplicaState], title: str = "Hops") -> Table:
     """What went from each stage to the next, and how much of the time compute hid."""
-    table = _table(title, "replica", "hop", "frames", "bytes", "time", "hidden behind compute")
-    for replica in replicas:
-        for stage in replica.stages[:-1]:
-            table.add_row(
-                str(replica.replica),
-                f"{stage.stage} -> {stage.stage + 1}",
-                f"{stage.num_frames_sent:,}",
-                format_size(stage.num_bytes_sent),
-                format_seconds(stage.send_seconds),
-                _share(stage.send_hidden_seconds, stage.send_seconds),
-            )
-    return table
+    columns = ("replica", "hop", "frames", "bytes", "time", "hidden behind compute")
+    rows = (
+        (
+            str(replica.replica),
+            f"{stage.stage} -> {stage.stage + 1}",
+            f"{stage.num_frames_sent:,}",
+            format_size(stage.num_bytes_sent),
+            format_seconds(stage.send_seconds),
+            _share(stage.send_hidden_seconds, stage.send_seconds),
+        )
+        for replica in replicas
+        for stage in replica.stages[:-1]
+    )
+    return _replica_table(title, columns, rows)
 
 
 def load_table(replicas: Iterable[ReplicaState]) -> Table:
     """How much of each replica is in use."""
     columns = ("replica", "epoch", "sequences", "KV blocks", "steps in flight", "steps")
-    table = _table("Load", *columns)
-    for replica in replicas:
-        table.add_row(
+    rows = (
+        (
             str(replica.replica),
             str(replica.epoch),
             f"{replica.num_slots_used} of {replica.max_sequences}",
@@ -96,12 +103,14 @@ def load_table(replicas: Iterable[ReplicaState]) -> Table:
             str(replica.num_steps_in_flight),
             f"{replica.num_steps:,}",
         )
-    return table
+        for replica in replicas
+    )
+    return _replica_table("Load", columns, rows)
 
 
 def worker_table(workers: Iterable[WorkerState]) -> Table:
     """Who joined."""
-    table = _table("Workers", "address", "node", "pid", "device", "memory", "state")
+    table = compact_table("Workers", "address", "node", "pid", "device", "memory", "state")
     for worker in workers:
         table.add_row(
             worker.address,
@@ -111,6 +120,22 @@ def worker_table(workers: Iterable[WorkerState]) -> Table:
             format_size(worker.memory_bytes),
             worker.state,
         )
+    return table
+
+
+def compact_table(title: str, *columns: str, justify: JustifyMethod = "left") -> Table:
+    """A table that stays narrow, and folds what is too long for the terminal but cuts nothing."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold", justify=justify)
     return table
 
 
@@ -126,10 +151,13 @@ def speed(usage: Usage, timings: Timings) -> str:
     return f"{text}, {format_seconds(timings.total_seconds)} in all"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in columns:
-        table.add_column(column)
+def _replica_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose first column names the replica, which is left out where there is one only."""
+    rows = list(rows)
+    first = 0 if len({row[0] for row in rows}) > 1 else 1
+    table = compact_table(title, *columns[first:])
+    for row in rows:
+        table.add_row(*row[first:])
     return table
 
 

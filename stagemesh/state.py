@@ -79,7 +79,11 @@ class ReplicaState:
         if self.epoch != earlier.epoch:
             return self
         stages = zip(self.stages, earlier.stages, strict=True)
-        return replace(self, stages=tuple(now.since(before) for now, before in stages))
+        return replace(
+            self,
+            num_steps=self.num_steps - earlier.num_steps,
+            stages=tuple(now.since(before) for now, before in stages),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)")
 
+_ORIGIN = re.compile(r"https?://[^/\s,]+")
+
 
 def parse_size(text: str) -> int:
     """Bytes from `512MiB`, `2GiB`, `1.5GB` or a bare number; ValueError says how to write one."""
@@ -42,6 +44,14 @@ def parse_layers(text: str) -> tuple[int, ...]:
     if 0 in layers:
         raise ValueError(f"{text!r} has a stage without layers; each stage needs at least 1")
     return layers
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Web origins from `https://a.org,http://localhost:3000` or `*`; ValueError for others."""
+    origins = tuple(origin.strip() for origin in text.split(","))
+    if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in origins):
+        raise ValueError(f"{text!r} is not a list of origins; write for example https://a.org")
+    return origins
 
 
 def join_address(host: str, port: int) -> str:

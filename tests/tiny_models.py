@@ -1,4 +1,4 @@
-"""Random-weight Llama checkpoints made at test time, and what Transformers says about them.
+"""Random-weight checkpoints made at test time, and what Transformers says about them.
 
 Norms and biases are random too, so that mixing two up shows. Weights are larger than at the start
 of training: attention looks at few tokens and the likeliest token is seldom close to the second.
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class TinyModel:
     """A checkpoint's folder and the Transformers model that wrote it."""
 
     folder: Path
-    reference: LlamaForCausalLM
+    reference: Any
     num_layers: int
     vocab_size: int
 
@@ -61,30 +61,38 @@ TINY_LLAMAS = {
 def make_tiny_llama(folder: Path, name: str, seed: int = 0) -> TinyModel:
     """Writes the model of that name into `folder`."""
     tiny = TINY_LLAMAS[name]
-    config = LlamaConfig(
-        num_hidden_layers=tiny.num_layers,
-        hidden_size=64,
-        intermediate_size=96,
-        num_attention_heads=tiny.num_heads,
-        num_key_value_heads=tiny.num_kv_heads,
-        head_dim=tiny.head_dim,
-        vocab_size=320,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_theta": 10_000.0, **tiny.rope},
-        tie_word_embeddings=tiny.is_tied,
-        attention_bias=tiny.has_bias,
-        mlp_bias=tiny.has_bias,
-        initializer_range=0.15,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+    options = {
+        "num_hidden_layers": tiny.num_layers,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": tiny.num_heads,
+        "num_key_value_heads": tiny.num_kv_heads,
+        "head_dim": tiny.head_dim,
+        "vocab_size": 320,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10_000.0, **tiny.rope},
+        "tie_word_embeddings": tiny.is_tied,
+        "attention_bias": tiny.has_bias,
+        "mlp_bias": tiny.has_bias,
+        "initializer_range": 0.15,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    return save_tiny_model(folder, LlamaForCausalLM, options, seed)
+
+
+def save_tiny_model(
+    folder: Path, model_class: Any, options: dict[str, Any], seed: int = 0
+) -> TinyModel:
+    """Writes a model with random weights, and norms and biases unlike those of a new one."""
+    config = model_class.config_class(**options)
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).eval()
+    model: Any = model_class(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.3 * torch.randn(parameter.shape))
     model.save_pretrained(folder)
-    return TinyModel(folder, model, tiny.num_layers, config.vocab_size)
+    return TinyModel(folder, model, config.num_hidden_layers, config.vocab_size)

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from scheduler.policies.adaptive import AdaptiveOptions, AdaptivePolicy
 from scheduler.policies.fixed import FixedPolicy
 from scheduler.policies.multiplicative import MultiplicativeOptions, MultiplicativePolicy
 from scheduler.policies.throttle import ThrottleOptions, ThrottlePolicy
 from scheduler.policies.vllm import VllmPolicy
 from scheduler.policy import Policy
 
-PolicyName = Literal["fixed", "multiplicative", "vllm", "throttle"]
+PolicyName = Literal["fixed", "multiplicative", "vllm", "throttle", "adaptive"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
@@ -23,6 +24,7 @@ class PolicyOptions:
     max_step_tokens: int = 512
     multiplicative: MultiplicativeOptions = field(default_factory=MultiplicativeOptions)
     throttle: ThrottleOptions = field(default_factory=ThrottleOptions)
+    adaptive: AdaptiveOptions = field(default_factory=AdaptiveOptions)
 
 
 def make_policy(name: PolicyName, options: PolicyOptions) -> Policy:
@@ -36,10 +38,14 @@ def make_policy(name: PolicyName, options: PolicyOptions) -> Policy:
             return VllmPolicy(options.max_step_tokens)
         case "throttle":
             return ThrottlePolicy(options.throttle)
+        case "adaptive":
+            return AdaptivePolicy(options.adaptive, options.throttle)
 
 
 __all__ = [
     "POLICY_NAMES",
+    "AdaptiveOptions",
+    "AdaptivePolicy",
     "FixedPolicy",
     "MultiplicativeOptions",
     "MultiplicativePolicy",

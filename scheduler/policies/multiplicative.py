@@ -1,8 +1,9 @@
 """The policy `multiplicative`: a token budget that grows and shrinks by factors.
 
 The rule that this project began with, its faults mended: the score (throughput over latency) is
-normalised to the best in its history, so the threshold means something; a size of 1 can grow; it
-adapts once per so many new results and not on each call; one instance steers the whole replica.
+normalised to the best mean in its history, so the threshold means something (a mean against the
+best single score would always lose); a size of 1 can grow; it adapts once per so many new results
+and not on each call; one instance steers the whole replica.
 """
 
 from collections import defaultdict, deque
@@ -23,7 +24,7 @@ NUM_RECENT = 10
 
 @dataclass(frozen=True, slots=True)
 class MultiplicativeOptions:
-    """Sizes are rows of a microbatch; `threshold` is a share of the best score in the history."""
+    """Sizes are rows of a microbatch; `threshold` is a share of the best mean score."""
 
     base_size: int = 256
     min_size: int = 16
@@ -56,6 +57,7 @@ class MultiplicativePolicy:
         self._options = options
         self._num_in_flight = 0
         self._history: deque[Performance] = deque(maxlen=options.history)
+        self._mean_scores: deque[float] = deque(maxlen=max(1, options.history // NUM_RECENT))
         self._num_new = 0
         self._completed_at: float | None = None
         self._resize(options.base_size)
@@ -69,6 +71,7 @@ class MultiplicativePolicy:
         """Starts from the base size: what was measured was measured of other stages."""
         self._num_in_flight = limits.num_steps_in_flight
         self._history.clear()
+        self._mean_scores.clear()
         self._num_new = 0
         self._completed_at = None
         self._resize(self._options.base_size)
@@ -133,12 +136,13 @@ class MultiplicativePolicy:
 
     def _adapt(self) -> None:
         options = self._options
-        best = max(performance.score for performance in self._history)
         recent = list(islice(reversed(self._history), NUM_RECENT))
+        score = fmean(each.score for each in recent)
+        self._mean_scores.append(score)
         too_slow = options.latency_seconds is not None and (
             fmean(performance.latency_seconds for performance in recent) > options.latency_seconds
         )
-        grows = fmean(each.score for each in recent) > options.threshold * best
+        grows = score > options.threshold * max(self._mean_scores)
         if grows and not too_slow:
             self._resize(max(self._size + 1, int(self._size * options.growth)))
             return

@@ -14,7 +14,7 @@ from scheduler.policy import MicrobatchView, SchedulerView, SequenceView, even_s
 
 @dataclass(frozen=True, slots=True)
 class ThrottleOptions:
-    """The paper's constants: iterations to drain what waits, bounds, and blocks kept for decodes."""
+    """The constants of the paper: steps to drain what waits, bounds, blocks kept for decodes."""
 
     num_drain_steps: int = 8
     min_prefill_tokens: int = 32

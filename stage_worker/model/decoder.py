@@ -6,16 +6,20 @@ to read the model.
 Shapes: T tokens, H hidden size, V vocabulary, B rows to sample from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.layer_config import LayerConfig
 from runtime.model_config import ModelConfig
+from runtime.rope_config import RopeConfig
 from stage_worker.kv_cache import LayerCache
-from stage_worker.model.layers import DecoderLayer, RMSNorm
+from stage_worker.model.layers import DecoderLayer
 from stage_worker.model.linear import Linear
+from stage_worker.model.norm import Norm, load_norm
 from stage_worker.model.paged_attention import AttentionPlan
 from stage_worker.model.rope import RotaryEmbedding
 from stage_worker.weights import WeightReader
@@ -34,44 +38,68 @@ class LayerRange:
     is_first: bool
     is_last: bool
 
+    @property
+    def indices(self) -> range:
+        """The layers by their numbers in the whole model."""
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+    def of(self, layers: Sequence[LayerConfig]) -> Sequence[LayerConfig]:
+        """Those of the whole model's layers that are in this range."""
+        return layers[self.first_layer : self.first_layer + self.num_layers]
+
 
 class Head:
     """Final norm and the projection onto the vocabulary."""
 
-    def __init__(self, norm: RMSNorm, projection: Linear) -> None:
+    def __init__(self, norm: Norm, projection: Linear, config: ModelConfig) -> None:
         self._norm = norm
         self._projection = projection
+        self._scale = config.logit_scale
+        self._soft_cap = config.logit_soft_cap
 
     @classmethod
     def load(cls, reader: WeightReader, config: ModelConfig) -> "Head":
         """Reads the norm and the head, which is the embedding where the two are tied."""
         parts = {_head_name(config): config.vocab_size}
         projection = Linear.load(reader, parts, config.hidden_size, has_bias=False)
-        return cls(RMSNorm.load(reader, _NORM, config), projection)
+        return cls(load_norm(reader, _NORM, config), projection, config)
 
     def __call__(self, hidden_BH: Tensor) -> Tensor:
         """Logits, [B, V]."""
-        return self._projection(self._norm(hidden_BH))
+        logits_BV = self._projection(self._norm(hidden_BH))
+        if self._scale != 1:
+            logits_BV *= self._scale
+        if self._soft_cap is not None:
+            logits_BV = torch.tanh(logits_BV / self._soft_cap) * self._soft_cap
+        return logits_BV
 
 
 class Decoder:
-    """One stage's part of the model."""
+    """One stage's part of the model.
+
+    Layers differ in rope and in attention window: both are prepared once per step and kind.
+    """
 
     def __init__(
         self,
         embedding_VH: Tensor | None,
         layers: Sequence[DecoderLayer],
         head: Head | None,
-        rope: RotaryEmbedding,
+        ropes: Mapping[RopeConfig | None, RotaryEmbedding | None],
+        config: ModelConfig,
+        part: LayerRange,
     ) -> None:
         self._embedding_VH = embedding_VH
+        self._embedding_scale = config.embedding_scale
         self._layers = tuple(layers)
         self._head = head
-        self._rope = rope
+        self._ropes = tuple(ropes.values())
+        rope_numbers = {rope: number for number, rope in enumerate(ropes)}
+        self._kinds = tuple((rope_numbers[of.rope], of.window) for of in part.of(config.layers))
 
     @classmethod
     def load(
-        cls, reader: WeightReader, config: ModelConfig, part: LayerRange, rope: RotaryEmbedding
+        cls, reader: WeightReader, config: ModelConfig, part: LayerRange, max_model_len: int
     ) -> "Decoder":
         """Reads the largest tensors first: what packing needs on top is then freed for the rest."""
         head = Head.load(reader, config) if part.is_last else None
@@ -79,26 +107,38 @@ class Decoder:
         if part.is_first:
             shape = (config.vocab_size, config.hidden_size)
             embedding_VH = reader.read(f"{_EMBEDDING}.weight", *shape)
-        indices = range(part.first_layer, part.first_layer + part.num_layers)
-        layers = [DecoderLayer.load(reader, index, config) for index in indices]
-        return cls(embedding_VH, layers, head, rope)
+        layers = [DecoderLayer.load(reader, index, config) for index in part.indices]
+        ropes = {
+            layer.rope: None
+            if layer.rope is None
+            else RotaryEmbedding(
+                layer.rope,
+                config.head_dim,
+                max_model_len,
+                dtype=reader.dtype,
+                device=reader.device,
+            )
+            for layer in part.of(config.layers)
+        }
+        return cls(embedding_VH, layers, head, ropes, config, part)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """The tokens' embeddings, [T, H]; on the first part only."""
         assert self._embedding_VH is not None
-        return F.embedding(token_ids_T, self._embedding_VH)
+        hidden_TH = F.embedding(token_ids_T, self._embedding_VH)
+        return hidden_TH if self._embedding_scale == 1 else hidden_TH.mul_(self._embedding_scale)
 
     def forward(
         self,
         hidden_TH: Tensor,
         positions_T: Tensor,
-        plan: AttentionPlan,
+        plans: Mapping[int | None, AttentionPlan],
         caches: Sequence[LayerCache],
     ) -> Tensor:
-        """The output of this part's last layer, [T, H]."""
-        rotation = self._rope.rotation(positions_T)
-        for layer, cache in zip(self._layers, caches, strict=True):
-            hidden_TH = layer(hidden_TH, rotation, plan, cache)
+        """The output of this part's last layer, [T, H]; `plans` has one for each window."""
+        rotations = [rope.rotation(positions_T) if rope else None for rope in self._ropes]
+        for layer, (rope, window), cache in zip(self._layers, self._kinds, caches, strict=True):
+            hidden_TH = layer(hidden_TH, rotations[rope], plans[window], cache)
         return hidden_TH
 
     def logits(self, hidden_BH: Tensor) -> Tensor:
@@ -109,10 +149,9 @@ class Decoder:
 
 def tensor_prefixes(config: ModelConfig, part: LayerRange) -> tuple[str, ...]:
     """Which tensors `Decoder.load` reads; the embedding twice where it is both ends."""
-    indices = range(part.first_layer, part.first_layer + part.num_layers)
     first = (f"{_EMBEDDING}.",) if part.is_first else ()
     last = (f"{_head_name(config)}.", f"{_NORM}.") if part.is_last else ()
-    return (*first, *(f"{_LAYER}.{index}." for index in indices), *last)
+    return (*first, *(f"{_LAYER}.{index}." for index in part.indices), *last)
 
 
 def _head_name(config: ModelConfig) -> str:

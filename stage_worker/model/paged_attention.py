@@ -7,6 +7,7 @@ Shapes: T tokens of the step, B sequences, t tokens of one chunk, S tokens of co
 heads, K key/value heads, G = N / K query heads per key/value head, D head dimension.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stage_worker.kv_cache import Blocks, LayerCache
+
+_MAX_SCORES = 2**22
+"""Of written-out attention, in elements; twice that is in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,45 +46,100 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """All of a step's attention: where the new tokens go in the cache, and who reads what."""
+    """A step's attention in layers of one window: where new tokens go, and who reads what."""
 
     cache_rows_T: Tensor
     decodes: tuple[DecodeBatch, ...]
     prefills: tuple[PrefillChunk, ...]
 
 
-def attend(queries_TND: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Products of queries and keys are scaled and, with a soft cap c, become c * tanh(x / c)."""
+
+    scale: float
+    soft_cap: float | None
+
+
+def attend(queries_TND: Tensor, cache: LayerCache, plan: AttentionPlan, scoring: Scoring) -> Tensor:
     """What each token reads from its own context, [T, N, D]."""
     out_TND = torch.empty_like(queries_TND, memory_format=torch.contiguous_format)
     for batch in plan.decodes:
         queries_BND = queries_TND.index_select(0, batch.rows_B)
-        out_TND.index_copy_(0, batch.rows_B, _decode(queries_BND, cache, batch))
+        out_TND.index_copy_(0, batch.rows_B, _decode(queries_BND, cache, batch, scoring))
     for chunk in plan.prefills:
-        out_TND[chunk.rows] = _prefill(queries_TND[chunk.rows], cache, chunk)
+        out_TND[chunk.rows] = _prefill(queries_TND[chunk.rows], cache, chunk, scoring)
     return out_TND
 
 
-def _decode(queries_BND: Tensor, cache: LayerCache, batch: DecodeBatch) -> Tensor:
+def _decode(queries_BND: Tensor, cache: LayerCache, batch: DecodeBatch, scoring: Scoring) -> Tensor:
     """A key/value head's G query heads stand as rows of one product, so it is read once."""
     num_sequences, _, head_dim = queries_BND.shape
     kv_S2KD = cache.read(batch.blocks)
     kv_BS2KD = kv_S2KD.view(num_sequences, -1, *kv_S2KD.shape[1:])
     kv_2BKSD = kv_BS2KD[:, : batch.num_context].permute(2, 0, 3, 1, 4)
     queries_BKGD = queries_BND.view(num_sequences, kv_S2KD.shape[2], -1, head_dim)
-    out_BKGD = F.scaled_dot_product_attention(
-        queries_BKGD, kv_2BKSD[0], kv_2BKSD[1], attn_mask=batch.mask_B11S
-    )
+    if scoring.soft_cap is not None:
+        out_BKGD = _soft_capped(queries_BKGD, kv_2BKSD[0], kv_2BKSD[1], batch.mask_B11S, scoring)
+    else:
+        out_BKGD = F.scaled_dot_product_attention(
+            queries_BKGD,
+            kv_2BKSD[0],
+            kv_2BKSD[1],
+            attn_mask=batch.mask_B11S,
+            scale=scoring.scale,
+        )
     return out_BKGD.flatten(1, 2)
 
 
-def _prefill(queries_tND: Tensor, cache: LayerCache, chunk: PrefillChunk) -> Tensor:
+def _prefill(
+    queries_tND: Tensor, cache: LayerCache, chunk: PrefillChunk, scoring: Scoring
+) -> Tensor:
     kv_2KSD = cache.read(chunk.blocks)[: chunk.num_context].permute(1, 2, 0, 3)
+    if scoring.soft_cap is not None:
+        return _soft_capped_prefill(queries_tND, kv_2KSD, chunk.mask_tS, scoring)
     out_1NtD = F.scaled_dot_product_attention(
         queries_tND.transpose(0, 1)[None],
         kv_2KSD[0][None],
         kv_2KSD[1][None],
         attn_mask=chunk.mask_tS,
         is_causal=chunk.mask_tS is None,
+        scale=scoring.scale,
         enable_gqa=True,
     )
     return out_1NtD[0].transpose(0, 1)
+
+
+def _soft_capped_prefill(
+    queries_tND: Tensor, kv_2KSD: Tensor, mask_tS: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """A few rows at a time, so that the scores, which are all in memory, stay few."""
+    num_rows, num_heads, _ = queries_tND.shape
+    num_kv_heads, num_context = kv_2KSD.shape[1:3]
+    if mask_tS is None:
+        mask_tS = queries_tND.new_full((num_rows, num_context), -math.inf).triu_(1)
+    queries_KGtD = queries_tND.unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+    keys_K1SD, values_K1SD = kv_2KSD[0][:, None], kv_2KSD[1][:, None]
+    step = max(1, _MAX_SCORES // (num_heads * num_context))
+    outs_KGtD = [
+        _soft_capped(rows_KGtD, keys_K1SD, values_K1SD, rows_tS, scoring)
+        for rows_KGtD, rows_tS in zip(
+            queries_KGtD.split(step, dim=2), mask_tS.split(step), strict=True
+        )
+    ]
+    return torch.cat(outs_KGtD, dim=2).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _soft_capped(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """Attention written out: scaled_dot_product_attention knows no soft cap.
+
+    The last two dimensions are rows and D, the ones before them the same or broadcast.
+    """
+    assert scoring.soft_cap is not None
+    scores = (queries @ keys.mT).mul_(scoring.scale / scoring.soft_cap)
+    scores = scores.tanh_().mul_(scoring.soft_cap)
+    if mask is not None:
+        scores += mask
+    return scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype) @ values

@@ -1,7 +1,7 @@
 """Rotary position embeddings: which angle each position has, and the rotation itself.
 
-Shapes: T tokens, N heads, D head dimension. Elements i and i + D/2 of a head are one pair, as in
-checkpoints in Hugging Face layout. Source: Su et al., "RoFormer" (2021); the scalings as in
+Shapes: T tokens, N heads, D dimensions that turn. Elements i and i + D/2 of them are one pair, as
+in checkpoints in Hugging Face layout. Source: Su et al., "RoFormer" (2021); the scalings as in
 Transformers' `modeling_rope_utils`.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.model_config import LinearScaling, Llama3Scaling, RopeConfig
+from runtime.rope_config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +23,31 @@ class Rotation:
 
 
 class RotaryEmbedding:
-    """Makes a step's `Rotation`; angles are float32 whatever the model's dtype is."""
+    """Makes a step's `Rotation`; angles are float32 whatever the model's dtype is.
+
+    `max_model_len` is the longest sequence that is served; a LongRoPE follows it.
+    """
 
     def __init__(
-        self, config: RopeConfig, head_dim: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: RopeConfig,
+        head_dim: int,
+        max_model_len: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._inverse_frequencies = _inverse_frequencies(config, head_dim).to(device)
+        num_dims = config.num_dims(head_dim)
+        self._inverse_frequencies = _inverse_frequencies(config, num_dims, max_model_len).to(device)
         self._dtype = dtype
+        self._factor = 1.0
+        if isinstance(config.scaling, LongRopeScaling):
+            self._factor = config.scaling.attention_factor
 
     def rotation(self, positions_T: Tensor) -> Rotation:
         """Angles of these positions, computed once per step and used by every layer."""
         angles = positions_T.float()[:, None, None] * self._inverse_frequencies
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos().mul_(self._factor), angles.sin().mul_(self._factor)
         return Rotation(
             cos_T1D=torch.cat((cos, cos), dim=-1).to(self._dtype),
             sin_T1D=torch.cat((-sin, sin), dim=-1).to(self._dtype),
@@ -47,8 +60,8 @@ def rotate_(heads_TND: Tensor, rotation: Rotation) -> None:
     heads_TND.mul_(rotation.cos_T1D).addcmul_(swapped_TND, rotation.sin_T1D)
 
 
-def _inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def _inverse_frequencies(config: RopeConfig, num_dims: int, max_model_len: int) -> Tensor:
+    exponents = torch.arange(0, num_dims, 2, dtype=torch.int64).float() / num_dims
     plain = 1.0 / (config.theta**exponents)
     match config.scaling:
         case None:
@@ -57,6 +70,15 @@ def _inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
             return plain / factor
         case Llama3Scaling() as scaling:
             return _llama3(plain, scaling)
+        case LongRopeScaling() as scaling:
+            return plain / torch.tensor(_longrope_factors(scaling, max_model_len))
+
+
+def _longrope_factors(scaling: LongRopeScaling, max_model_len: int) -> tuple[float, ...]:
+    """One choice for all sequences: keys in the cache cannot change it when a sequence grows."""
+    if max_model_len > scaling.original_max_position_embeddings:
+        return scaling.long_factors
+    return scaling.short_factors
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -7,6 +7,7 @@ address to listen on is taken, 70 a bug of ours (with its traceback), 130 interr
 import sys
 import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import NoReturn
 
 from cyclopts import App
@@ -18,6 +19,7 @@ from stagemesh.children import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_REFUSED
 from stagemesh.cli import examples
 from stagemesh.cli.coordinator import coordinator
 from stagemesh.cli.demo import demo
+from stagemesh.cli.health import health
 from stagemesh.cli.infer import infer
 from stagemesh.cli.prepare import prepare
 from stagemesh.cli.serve import serve
@@ -45,11 +47,13 @@ app.command(demo, help_epilogue=examples.DEMO, sort_key=4)
 app.command(prepare, help_epilogue=examples.PREPARE, sort_key=5)
 app.command(coordinator, help_epilogue=examples.COORDINATOR, sort_key=6)
 app.command(worker, help_epilogue=examples.WORKER, sort_key=7)
-app.command(version, help_epilogue="", sort_key=8)
+app.command(health, help_epilogue=examples.HEALTH, sort_key=8)
+app.command(version, help_epilogue="", sort_key=9)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line `arguments`, by default this process's, and exits."""
+    _print_what_the_terminal_can_show()
     try:
         app(sys.argv[1:] if arguments is None else arguments)
     except PortTakenError as error:
@@ -66,6 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         traceback.print_exc()
         sys.exit(EXIT_BUG)
     sys.exit(0)
+
+
+def _print_what_the_terminal_can_show() -> None:
+    """Has a `?` stand for a character that the terminal's encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _fail(message: str, code: int) -> NoReturn:

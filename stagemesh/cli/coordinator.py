@@ -9,13 +9,13 @@ from stagemesh.cli.launching import check_model, coordinator_options
 from stagemesh.cli.options import (
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
-    LOG_DEFAULTS,
     PLAN_DEFAULTS,
+    PROCESS_LOG_DEFAULTS,
     AddressOptions,
     BatchingOptions,
     ExitWithParent,
-    LogOptions,
     PlanOptions,
+    ProcessLogOptions,
 )
 from stagemesh.progress import ProgressView
 
@@ -27,7 +27,7 @@ def coordinator(
     plan: PlanOptions = PLAN_DEFAULTS,
     batching: BatchingOptions = BATCHING_DEFAULTS,
     addresses: AddressOptions = ADDRESS_DEFAULTS,
-    logs: LogOptions = LOG_DEFAULTS,
+    logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Run the coordinator of a mesh: it takes requests and waits for its workers.

@@ -17,7 +17,7 @@ from stagemesh.demo import Demo
 from stagemesh.interrupts import run_interruptible
 from stagemesh.progress import ProgressView
 
-_FREE_ADDRESSES = AddressOptions(grpc="127.0.0.1:0", mesh="127.0.0.1:0")
+_FREE_ADDRESSES = AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0")
 
 
 def demo(

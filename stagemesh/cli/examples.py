@@ -15,7 +15,7 @@ Examples:
     stagemesh serve smollm2 --pp 3
     stagemesh serve ./my-model --layers 3,20,7
     stagemesh serve ./my-model.gguf --pp 2 --kv-memory 2GiB --max-model-len 4096
-    stagemesh serve smollm2 --grpc 0.0.0.0:50050
+    stagemesh serve smollm2 --grpc 0.0.0.0:50050 --http 0.0.0.0:8000
 
 The last one is open to every machine that can reach this one, unprotected."""
 
@@ -58,3 +58,10 @@ Examples:
     stagemesh worker --coordinator 127.0.0.1:50051
     stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100 --threads 8
     stagemesh worker --coordinator 10.0.0.1:50051 --model-path /models/smollm2"""
+
+HEALTH = """\
+Examples:
+
+    stagemesh health                        the door on this machine is alive
+    stagemesh health --ready                it serves requests
+    stagemesh health --ready 10.0.0.2:50100 that worker is in a mesh"""

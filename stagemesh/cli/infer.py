@@ -7,17 +7,18 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
-from runtime.errors import EmptyPromptError
+from runtime.errors import EmptyPromptError, InvalidRequestError
 from stagemesh.cli.options import Address, Flag, NotNegative, between
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Prompt, Sampling, Update
-from stagemesh.render import speed
+from stagemesh.render import speed, summary
 from stagemesh.sync_client import Client
 
 _SAMPLING = Group("Sampling", sort_key=1)
 _Sampling = Parameter(group=_SAMPLING)
 
 
+# Longer than other functions: its parameters and their descriptions are the command's options.
 def infer(
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
@@ -31,7 +32,7 @@ def infer(
     seed: Annotated[int | None, between(0, 2**64 - 1), _Sampling] = None,
     raw: Annotated[bool, Flag] = False,
     ignore_eos: Annotated[bool, Flag] = False,
-    model_name: str = "",
+    model_name: Annotated[str, Parameter(show_default=False)] = "",
     timeout: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
     stats: Annotated[bool, Flag] = False,
 ) -> None:
@@ -69,9 +70,7 @@ def infer(
     stats
         Tell counts and speed on standard error afterwards.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text:
-        raise EmptyPromptError(index=0)
+    text = _read(prompt)
     message: Prompt = text if raw else Chat((ChatMessage("user", text),))
     request = GenerationRequest(
         prompts=(message,),
@@ -83,9 +82,29 @@ def infer(
         model=model_name,
     )
     with Client(target) as client:
+        _warn_unless_ready(client)
         last = stream_text(client.infer(request, timeout_seconds=timeout))
     if stats and last is not None and last.usage is not None and last.timings is not None:
         sys.stderr.write(speed(last.usage, last.timings) + "\n")
+
+
+def _read(prompt: str) -> str:
+    """What to say, from standard input for `-`; refuses what cannot be sent."""
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError:
+        raise InvalidRequestError(field="PROMPT", problem="it is not text in UTF-8") from None
+    if not text:
+        raise EmptyPromptError(index=0)
+    return text
+
+
+def _warn_unless_ready(client: Client) -> None:
+    """Says what a request that waits for the mesh waits for."""
+    state = client.state()
+    if not state.ready:
+        sys.stderr.write(f"{summary(state)}; the answer comes when it is ready\n")
 
 
 def stream_text(updates: Iterable[Update]) -> Update | None:

@@ -30,6 +30,7 @@ def coordinator_options(
     return CoordinatorOptions(
         model=model,
         grpc=addresses.grpc,
+        http=addresses.http,
         mesh=addresses.mesh,
         pp=plan.num_stages,
         layers=plan.layers,
@@ -41,6 +42,8 @@ def coordinator_options(
         max_step_tokens=batching.max_step_tokens,
         num_steps_in_flight=batching.steps_in_flight,
         max_waiting=batching.max_waiting,
+        max_request_bytes=addresses.max_request_size,
+        cors_origins=addresses.cors_origins or (),
     )
 
 
@@ -65,7 +68,12 @@ def make_launch_plan(
     logs: LogOptions,
 ) -> LaunchPlan:
     """The processes to start; PortTakenError if a door's address is in use."""
-    addresses = AddressOptions(grpc=reserve(addresses.grpc), mesh=reserve(addresses.mesh))
+    addresses = replace(
+        addresses,
+        grpc=reserve(addresses.grpc, "--grpc"),
+        http=reserve(addresses.http, "--http"),
+        mesh=reserve(addresses.mesh, "--mesh"),
+    )
     threads = device.threads or max(1, (os.cpu_count() or 1) // plan.num_stages)
     device = replace(device, threads=threads)
     return LaunchPlan(
@@ -76,5 +84,6 @@ def make_launch_plan(
         ),
         num_workers=plan.num_stages,
         target=dialable(addresses.grpc),
+        http=dialable(addresses.http),
         first_worker_address=FIRST_WORKER_ADDRESS,
     )

@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 
 from runtime.errors import InvalidRequestError
 from runtime.rpc import split_address
-from stagemesh.values import parse_layers, parse_size
+from stagemesh.values import parse_layers, parse_origins, parse_size
 
 _PLAN = Group("Plan", sort_key=1)
 _BATCHING = Group("Batching", sort_key=2)
@@ -50,6 +50,7 @@ Positive = Annotated[int, between(1, 2**32 - 1)]
 NotNegative = Annotated[int, between(0, 2**32 - 1)]
 Size = Annotated[int, _one_token(parse_size, "SIZE")]
 Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
+Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]
 Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
 Flag = Parameter(negative=())
 ExitWithParent = Annotated[bool, Parameter(show=False, negative=())]
@@ -126,13 +127,22 @@ class DeviceOptions:
 @Parameter(name="*", group=_ADDRESSES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressOptions:
-    """Where a coordinator listens; port 0 takes a free one."""
+    """Where a coordinator listens, and what its HTTP door takes; port 0 takes a free one."""
 
     grpc: Address = "127.0.0.1:50050"
-    """The door for clients."""
+    """The gRPC door for clients."""
+
+    http: Address = "127.0.0.1:8000"
+    """The HTTP door for clients: OpenAI's API, probes and metrics."""
 
     mesh: Address = "127.0.0.1:50051"
     """The door for workers."""
+
+    max_request_size: Size = 4 * 2**20
+    """Largest body of an HTTP request, as 4MiB."""
+
+    cors_origins: Origins | None = None
+    """Web origins, as https://a.org,https://b.org, whose pages may call the HTTP door; * is all."""
 
 
 @Parameter(name="*", group=_LOGS)
@@ -147,11 +157,21 @@ class LogOptions:
     """One JSON object a line."""
 
 
+@Parameter(name="*", group=_LOGS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLogOptions(LogOptions):
+    """What is logged by a command that shows nothing else."""
+
+    log_level: LogLevel = "info"
+    """The least severe events to show."""
+
+
 PLAN_DEFAULTS = PlanOptions()
 BATCHING_DEFAULTS = BatchingOptions()
 DEVICE_DEFAULTS = DeviceOptions()
 ADDRESS_DEFAULTS = AddressOptions()
 LOG_DEFAULTS = LogOptions()
+PROCESS_LOG_DEFAULTS = ProcessLogOptions()
 
 
 def as_arguments(*groups: object) -> Iterator[str]:

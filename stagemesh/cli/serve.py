@@ -63,7 +63,8 @@ async def _serve(plan: LaunchPlan, console: Console, interrupts: Interrupts) -> 
         with ProgressView(console) as progress:
             state = await mesh.until_ready(progress.show_state)
         console.print(plan_table(state))
-        _say(console, f"ready at {plan.target}; ask with:")
+        console.print()
+        _say(console, f"ready at {plan.target}, and at http://{plan.http}/v1; ask with:")
         _say(console, f'  stagemesh infer "Why is the sky blue?"{_target_option(plan.target)}')
         _say(console, "Ctrl-C stops it")
         await mesh.watch(lambda now: progress.show_phase(now.phase))

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from stagemesh.cli.options import Address
@@ -45,11 +47,20 @@ def _show(state: MeshState, console: Console) -> None:
     console.print(Text(summary(state), style="bold"), soft_wrap=True)
     if state.failure:
         console.print(Text(f"failed: {state.failure}", style="red"), soft_wrap=True)
-    if not state.replicas:
-        console.print(worker_table(state.workers))
+    for table in _tables(state):
+        console.print()
+        console.print(table)
+
+
+def _tables(state: MeshState) -> Iterator[Table]:
+    plan = plan_table(state)
+    if not plan.row_count:
+        # No pipeline stands: what is known of stages is that of the last one.
+        if state.workers:
+            yield worker_table(state.workers)
         return
-    console.print(plan_table(state))
-    console.print(stage_table(state.replicas))
+    yield plan
+    yield stage_table(state.replicas)
     if any(len(replica.stages) > 1 for replica in state.replicas):
-        console.print(hop_table(state.replicas))
-    console.print(load_table(state.replicas))
+        yield hop_table(state.replicas)
+    yield load_table(state.replicas)

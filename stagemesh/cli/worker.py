@@ -4,11 +4,11 @@ import os
 
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
-    LOG_DEFAULTS,
+    PROCESS_LOG_DEFAULTS,
     Address,
     DeviceOptions,
     ExitWithParent,
-    LogOptions,
+    ProcessLogOptions,
 )
 
 
@@ -16,9 +16,10 @@ def worker(
     *,
     coordinator: Address,
     listen: Address = "127.0.0.1:0",
+    metrics: Address = "127.0.0.1:0",
     model_path: str | None = None,
     device: DeviceOptions = DEVICE_DEFAULTS,
-    logs: LogOptions = LOG_DEFAULTS,
+    logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Run one worker: it joins a coordinator, which tells it what part of the model to run.
@@ -30,6 +31,8 @@ def worker(
     listen
         Where this worker takes frames from the stage before; others must reach it there.
         Port 0 takes a free one.
+    metrics
+        Where Prometheus reads this worker's metrics; it finds it through the coordinator.
     model_path
         The model on this node, where it is not what the coordinator calls it.
     exit_with_parent
@@ -44,6 +47,7 @@ def worker(
         WorkerOptions(
             coordinator=coordinator,
             listen=listen,
+            metrics=metrics,
             model_path=model_path,
             device=device.device,
             num_threads=device.threads or os.cpu_count() or 1,

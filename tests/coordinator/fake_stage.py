@@ -15,7 +15,7 @@ import grpc.aio
 from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
 from runtime.errors import CheckpointError, EpochEndedError
-from runtime.step import SampledToken, StageTiming, Step, StepResult
+from runtime.step import SampledToken, SlotSampling, StageTiming, Step, StepResult
 from runtime.step_codec import header_to_step, result_to_proto
 from tests.coordinator.toy_model import toy_top
 
@@ -31,6 +31,7 @@ class Behaviour:
     corrupt: Callable[[stage_pb2.StepResult], None] | None = None
     # The step before which to end the epoch with a failure, once.
     fail_at_step: int | None = None
+    withhold_credits: bool = False
     # Steps are taken only while this is set.
     running: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -42,6 +43,8 @@ class Slots:
         self.tokens: dict[int, list[int]] = {}
         self.blocks: dict[int, list[int]] = {}
         self.num_logprobs: dict[int, int] = {}
+        # How every sequence so far is drawn, in the order in which they came.
+        self.samplings: list[SlotSampling] = []
 
     def apply(self, step: Step) -> list[int]:
         """Takes a step in as a stage must; returns the slots that sample."""
@@ -51,6 +54,7 @@ class Slots:
             assert opening.slot not in self.tokens, f"slot {opening.slot} is open"
             self.tokens[opening.slot], self.blocks[opening.slot] = [], []
             self.num_logprobs[opening.slot] = opening.sampling.num_logprobs
+            self.samplings.append(opening.sampling)
         for chunk in step.chunks:
             tokens = self.tokens[chunk.slot]
             assert chunk.position == len(tokens), f"slot {chunk.slot}: gap at {chunk.position}"
@@ -119,7 +123,8 @@ class FakeStage(stage_pb2_grpc.StageServicer):
             while isinstance(frame := await context.read(), stage_pb2.Frame):
                 assert frame.step == expected, f"step {frame.step} instead of {expected}"
                 await self.behaviour.running.wait()
-                await context.write(stage_pb2.Credit(step=frame.step))
+                if not self.behaviour.withhold_credits:
+                    await context.write(stage_pb2.Credit(step=frame.step))
                 self._fail_if_told(expected, results)
                 results.put_nowait(self._run(header_to_step(frame.header)))
                 if following is not None:

@@ -1,4 +1,7 @@
+"""What counts as the same answer to the canary prompt, and how the reference is kept."""
+
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,15 +65,46 @@ def test_canary_prompt_is_valid_and_fits() -> None:
 def test_reference_written_is_read_back(tmp_path: Path) -> None:
     write_reference(tmp_path / "canary", "f00", REFERENCE)
     assert read_reference(tmp_path / "canary", "f00", PROMPT) == REFERENCE
-    assert [path.suffix for path in (tmp_path / "canary").iterdir()] == [".json"]
+    assert [path.suffix for path in (tmp_path / "canary").iterdir()] == [""]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"token_ids": [1, 2, 3]}', "\x00"])
-def test_reference_damaged_counts_as_absent(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("-1.5", "-1.6"),
+        lambda text: text.replace("-1.5", "NaN"),
+        lambda text: text.replace("-1.5", '"a"'),
+        lambda text: text.replace("{", "[" * 10_000),
+        lambda text: text.split("\n")[1],
+    ],
+)
+def test_reference_damaged_counts_as_absent(tmp_path: Path, damage: Callable[[str], str]) -> None:
     write_reference(tmp_path, "f00", REFERENCE)
     (file,) = tmp_path.iterdir()
-    file.write_text(content)
+    file.write_text(damage(file.read_text()))
     assert read_reference(tmp_path, "f00", PROMPT) is None
+
+
+def test_reference_not_text_counts_as_absent(tmp_path: Path) -> None:
+    write_reference(tmp_path, "f00", REFERENCE)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"\xff\n\x00")
+    assert read_reference(tmp_path, "f00", PROMPT) is None
+
+
+def test_write_reference_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
+    (tmp_path / "canary-2-f00" / "in the way").mkdir(parents=True)
+    with pytest.raises(OSError, match="f00"):
+        write_reference(tmp_path, "f00", REFERENCE)
+    assert [path.name for path in tmp_path.iterdir()] == ["canary-2-f00"]
+
+
+def test_check_canary_against_a_reference_with_nan_is_refused() -> None:
+    broken = CanaryReference(PROMPT, (4, 5, 6), (-0.5, math.nan, -2.0))
+    with pytest.raises(CanaryMismatchError):
+        check_canary(broken, answer((4, 5, 6), (-0.5, -1.5, -2.0)), "float32")
 
 
 def test_reference_of_another_prompt_or_model_counts_as_absent(tmp_path: Path) -> None:

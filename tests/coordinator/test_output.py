@@ -1,3 +1,5 @@
+"""What a client reads, also when it reads late."""
+
 import asyncio
 
 import pytest

@@ -1,3 +1,5 @@
+"""Which worker gets which layers."""
+
 from dataclasses import replace
 from pathlib import Path
 

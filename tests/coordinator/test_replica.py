@@ -9,7 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from coordinator.replica import Replica
 from protos import stage_pb2
+from runtime.errors import WorkerDiedError
 from runtime.rpc import error_from_rpc
 from tests.coordinator.fake_worker import fake_worker
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
@@ -60,12 +62,17 @@ def _another_slot(result: stage_pb2.StepResult) -> None:
     result.sampled[0].slot += 1
 
 
+def _top_lists_differ(result: stage_pb2.StepResult) -> None:
+    result.sampled[0].top_ids.append(1)
+
+
 def _step_left_out(result: stage_pb2.StepResult) -> None:
     result.step += 1
 
 
 @pytest.mark.parametrize(
-    "corrupt", [_out_of_vocabulary, _not_a_number, _another_slot, _step_left_out]
+    "corrupt",
+    [_out_of_vocabulary, _not_a_number, _another_slot, _top_lists_differ, _step_left_out],
 )
 async def test_replica_stage_answers_wrongly_ends_the_epoch_not_the_request(
     toy_folder: Path, corrupt: Callable[[stage_pb2.StepResult], None]
@@ -178,6 +185,42 @@ async def test_replica_results_stay_out_ends_the_epoch(toy_folder: Path) -> None
         await mesh.until(lambda state: "no result within" in state.phase)
         behaviour.running.set()
         assert (await reading)[0].tokens == toy_answer(PROMPT, 8)
+
+
+async def test_replica_credits_stay_out_ends_the_epoch(toy_folder: Path) -> None:
+    behaviour = {"withhold_credits": True}
+    async with toy_mesh(toy_folder, behaviour=behaviour, step_seconds=0.2) as mesh:
+        await mesh.until(lambda state: "no credit within" in state.phase)
+
+
+async def test_replica_cancelled_while_its_epoch_fails_ends(
+    toy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = asyncio.Event()
+
+    async def fail_when_cancelled(_: Replica, __: object) -> None:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            error = WorkerDiedError(worker="w0", detail="gone")
+            raise ExceptionGroup("as a task group does", [error]) from None
+
+    monkeypatch.setattr(Replica, "_run_epoch", fail_when_cancelled)
+    async with toy_mesh(toy_folder) as mesh:
+        await entered.wait()
+        mesh.stop.set()
+        async with asyncio.timeout(10):
+            await asyncio.shield(mesh.serving)
+
+
+async def test_replica_worker_that_cannot_be_reached_is_passed_over(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, num_workers=0) as mesh, fake_worker("ghost") as ghost:
+        await ghost.join_mesh(mesh.mesh, address="127.0.0.1:1")
+        for number in range(2):
+            await mesh.add_worker(f"w{number}")
+        state = await mesh.until_ready()
+        assert [info.hello.worker_id for info in state.workers] == ["w0", "w1"]
 
 
 async def test_replica_serving_reports_stages_and_their_sums(toy_folder: Path) -> None:

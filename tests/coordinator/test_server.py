@@ -1,6 +1,7 @@
 """The process around the coordinator: health, reflection, listeners, the end."""
 
 import asyncio
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from coordinator.coordinator import Coordinator
 from coordinator.options import CoordinatorOptions
+from coordinator.served_model import ServedModel, load_served_model
 from coordinator.server import INFERENCE_SERVICE, serve_coordinator
-from runtime.errors import PortTakenError
+from runtime.errors import PortTakenError, ShuttingDownError
 from runtime.rpc import error_from_rpc
 from tests.coordinator.toy_mesh import Answer, ToyMesh, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
@@ -107,3 +110,33 @@ async def test_start_with_an_unknown_model_says_so_in_the_state(tmp_path: Path) 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(mesh.infer(token_request(PROMPT)))
         assert error_from_rpc(caught.value)[0] == "not_ready"
+
+
+async def test_stop_while_the_model_loads_ends_cleanly(
+    toy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await load_served_model(str(toy_folder), lambda *_: None)
+    loaded = asyncio.Event()
+
+    async def load_during_the_stop(*_: object) -> ServedModel:
+        await loaded.wait()
+        return model
+
+    monkeypatch.setattr("coordinator.coordinator.load_served_model", load_during_the_stop)
+    coordinator = Coordinator(CoordinatorOptions(model=str(toy_folder)))
+    running = asyncio.create_task(coordinator.run())
+    await coordinator.drain()
+    loaded.set()
+    await running
+    assert coordinator.replica is None
+
+
+async def test_refused_requests_leave_no_traceback_behind(toy_folder: Path) -> None:
+    engine = Coordinator(CoordinatorOptions(model=str(toy_folder))).engine
+    engine.refuse(error := ShuttingDownError())
+    depths = []
+    for _ in range(3):
+        with pytest.raises(ShuttingDownError):
+            engine.submit([])
+        depths.append(len(traceback.extract_tb(error.__traceback__)))
+    assert depths[0] == depths[2]

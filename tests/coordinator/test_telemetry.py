@@ -1,3 +1,5 @@
+"""The sums of the stages' reports."""
+
 from prometheus_client import CollectorRegistry
 
 from coordinator.assignment import LoadReport
@@ -22,14 +24,6 @@ def test_telemetry_records_are_summed_per_stage() -> None:
     labels = {"replica": "0", "stage": "0"}
     assert registry.get_sample_value("stagemesh_stage_compute_seconds_total", labels) == 0.6
     assert registry.get_sample_value("stagemesh_stage_sent_frames_total", labels) == 3
-
-
-def test_telemetry_send_told_twice_counts_once() -> None:
-    telemetry, _ = make_telemetry()
-    send = SendTiming(step=4, seconds=0.5, hidden_seconds=0.25, num_frames=3, num_bytes=100)
-    telemetry.record(0, StageTiming(send=send))
-    telemetry.record(0, StageTiming(send=send))
-    assert telemetry.totals[0].num_bytes_sent == 100
 
 
 def test_telemetry_new_epoch_starts_from_zero_and_keeps_the_loading() -> None:

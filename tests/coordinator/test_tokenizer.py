@@ -1,5 +1,6 @@
 """The coordinator's tokenizer against `AutoTokenizer`, on the bundled model and a Llama 2 kind."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -103,6 +104,33 @@ async def test_encode_async_of_any_length_equals_encode(
     assert await tokenizer.encode_async("word " * length) == tokenizer.encode("word " * length)
     messages = [ChatMessage("user", "word " * length)]
     assert await tokenizer.encode_chat_async(messages) == tokenizer.encode_chat(messages)
+
+
+async def test_encode_async_of_long_text_leaves_the_event_loop_free(
+    bundled: tuple[Tokenizer, Any],
+) -> None:
+    tokenizer, _ = bundled
+    loop = asyncio.get_running_loop()
+    started = last = loop.time()
+    longest_gap = 0.0
+    encoding = asyncio.create_task(tokenizer.encode_async("the next " * 100_000))
+    while not encoding.done():
+        await asyncio.sleep(0)
+        longest_gap = max(longest_gap, loop.time() - last)
+        last = loop.time()
+    assert longest_gap < (last - started) / 2
+
+
+def test_fewest_tokens_of_any_text_is_never_more_than_it_has(
+    pair: tuple[Tokenizer, Any],
+) -> None:
+    tokenizer, _ = pair
+    text = "  Well: \N{SLIGHTLY SMILING FACE} 123\n\n" * 9
+    assert 0 <= tokenizer.fewest_tokens(len(text)) <= len(tokenizer.encode(text))
+
+
+def test_fewest_tokens_of_bundled_model_bounds_long_texts(bundled: tuple[Tokenizer, Any]) -> None:
+    assert bundled[0].fewest_tokens(16 * 2**20) > 100_000
 
 
 def test_encode_of_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:

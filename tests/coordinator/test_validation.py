@@ -1,3 +1,5 @@
+"""What a request may ask for."""
+
 import math
 from dataclasses import replace
 
@@ -5,15 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.requests import GenerationRequest, SamplingOptions, TextPrompt, TokenPrompt
+from coordinator.requests import (
+    ChatPrompt,
+    GenerationRequest,
+    SamplingOptions,
+    TextPrompt,
+    TokenPrompt,
+)
+from coordinator.tokenizer import ChatMessage
 from coordinator.validation import (
     MAX_LOGPROBS_PER_REQUEST,
+    MAX_MESSAGES_PER_REQUEST,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_IDS_PER_REQUEST,
     check_num_logprobs,
     check_request,
     check_sampling,
 )
 from runtime.errors import BadRequestError, InvalidRequestError
 
+MESSAGE = ChatMessage("user", "")
 GOOD = GenerationRequest(prompts=(TextPrompt("hello"),))
 floats = st.floats(width=32)
 
@@ -63,6 +76,9 @@ def test_check_sampling_out_of_range_names_the_field(field: str, sampling: Sampl
         replace(GOOD, max_tokens=-1),
         replace(GOOD, request_id="a\nb"),
         replace(GOOD, stop_token_ids=(100,)),
+        replace(GOOD, prompts=(TokenPrompt((1,) * (MAX_TOKEN_IDS_PER_REQUEST + 1)),)),
+        replace(GOOD, stop_token_ids=(1,) * (MAX_STOP_TOKEN_IDS + 1)),
+        replace(GOOD, prompts=(ChatPrompt((MESSAGE,) * (MAX_MESSAGES_PER_REQUEST + 1)),)),
     ],
 )
 def test_check_request_one_thing_wrong_is_refused(bad: GenerationRequest) -> None:

@@ -6,7 +6,10 @@ from typing import Any
 from transformers import LlamaTokenizer
 
 from coordinator.tokenizer import Tokenizer
-from runtime.model_config import ModelConfig, RopeConfig
+from runtime.families import FAMILIES
+from runtime.layer_config import LayerConfig
+from runtime.model_config import ModelConfig
+from runtime.rope_config import RopeConfig
 
 PIECES = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁h", "el", "lo", "▁hel", "▁hello", "ll", "世", "�"]
 
@@ -14,8 +17,7 @@ PIECES = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁h", "el", "lo", "▁hel", "�
 def make_config(vocab_size: int) -> ModelConfig:
     """A configuration of which the tokenizer needs the vocabulary only."""
     return ModelConfig(
-        architecture="LlamaForCausalLM",
-        num_layers=1,
+        family=FAMILIES[0],
         hidden_size=8,
         num_heads=1,
         num_kv_heads=1,
@@ -24,11 +26,18 @@ def make_config(vocab_size: int) -> ModelConfig:
         vocab_size=vocab_size,
         max_position_embeddings=64,
         rms_norm_eps=1e-5,
-        rope=RopeConfig(10_000.0, None),
+        layers=(LayerConfig(RopeConfig(10_000.0, None)),),
+        experts=None,
         tie_word_embeddings=True,
         attention_bias=False,
         mlp_bias=False,
         hidden_act="silu",
+        attention_scale=8**-0.5,
+        attention_soft_cap=None,
+        logit_soft_cap=None,
+        embedding_scale=1.0,
+        residual_scale=1.0,
+        logit_scale=1.0,
         eos_token_ids=(2,),
         bos_token_id=1,
         torch_dtype="float32",

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import httpx
 
 from coordinator.options import CoordinatorOptions
-from coordinator.server import serve_coordinator
+from coordinator.server import Addresses, serve_coordinator
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime import rpc
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
@@ -30,13 +31,26 @@ class Answer:
 class ToyMesh:
     """A running coordinator and the ways to it."""
 
-    door: str
-    mesh: str
+    addresses: Addresses
     stop: asyncio.Event
     channel: grpc.aio.Channel
     serving: asyncio.Task[None]
     workers: list[FakeWorker]
     stack: AsyncExitStack
+
+    @property
+    def door(self) -> str:
+        """Where the gRPC door listens."""
+        return self.addresses.grpc
+
+    @property
+    def mesh(self) -> str:
+        """Where workers join."""
+        return self.addresses.mesh
+
+    def http(self) -> httpx.AsyncClient:
+        """A client of the HTTP door, to be closed."""
+        return httpx.AsyncClient(base_url=f"http://{self.addresses.http}", timeout=30)
 
     async def add_worker(self, worker_id: str, **behaviour: Any) -> FakeWorker:
         """One more fake worker, which joins."""
@@ -89,16 +103,20 @@ async def toy_mesh(
     """A coordinator for the toy model in `folder`; as many fake workers as stages by default."""
     settings: dict[str, Any] = {"pp": 2, "backoff_seconds": 0.01, "grace_seconds": 5.0, **options}
     config = CoordinatorOptions(
-        model=str(folder), grpc="127.0.0.1:0", mesh="127.0.0.1:0", **settings
+        model=str(folder),
+        grpc="127.0.0.1:0",
+        http="127.0.0.1:0",
+        mesh="127.0.0.1:0",
+        **settings,
     )
     stop = asyncio.Event()
-    started: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    started: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve_coordinator(config, stop, started))
     async with AsyncExitStack() as stack:
-        door, mesh = await started
-        channel = await stack.enter_async_context(rpc.dial(door))
+        addresses = await started
+        channel = await stack.enter_async_context(rpc.dial(addresses.grpc))
         count = config.pp if num_workers is None else num_workers
-        toy = ToyMesh(door, mesh, stop, channel, serving, [], stack)
+        toy = ToyMesh(addresses, stop, channel, serving, [], stack)
         try:
             for number in range(count):
                 await toy.add_worker(f"w{number}", **(behaviour or {}))

@@ -129,6 +129,7 @@ class Mesh:
 
     command: RunningCommand
     target: str
+    http: str
 
     def ask(self, request: GenerationRequest, timeout_seconds: float = ANSWER_SECONDS) -> "Answers":
         """All updates of a request, by prompt."""
@@ -185,13 +186,13 @@ class Answers:
 @contextmanager
 def serving(model: str, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Mesh]:
     """`stagemesh serve MODEL OPTIONS` on free ports, ready; one thread for each worker."""
-    target = reserve("127.0.0.1:0")
-    addresses = ("--grpc", target, "--mesh", "127.0.0.1:0")
+    target, http = reserve("127.0.0.1:0"), reserve("127.0.0.1:0")
+    addresses = ("--grpc", target, "--http", http, "--mesh", "127.0.0.1:0")
     with running_command(
         "serve", model, *addresses, "--threads", "1", *options, env=env
     ) as command:
         command.log.wait_for("Ctrl-C stops it")
-        yield Mesh(command, target)
+        yield Mesh(command, target, http)
 
 
 def assert_all_end(processes: list[psutil.Process]) -> None:

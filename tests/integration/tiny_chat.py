@@ -68,6 +68,15 @@ def assert_matches_reference(
         assert token.id == int(expected.argmax()) or float(best - second) <= bound
 
 
+def assert_greedy(model: TinyModel, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+    """Each token is the likeliest after those before it, but where the reference nearly ties."""
+    expected_rows = model.logprobs((*prompt, *tokens[:-1]))[len(prompt) - 1 :]
+    bound = TOLERANCE * float(expected_rows.abs().max())
+    likeliest = expected_rows.max(dim=-1).values
+    drawn = expected_rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    assert float((likeliest - drawn).max()) <= bound
+
+
 def _greedy(model: TinyModel, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
     tokens: tuple[int, ...] = ()
     for _ in range(num_tokens):

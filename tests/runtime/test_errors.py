@@ -18,6 +18,7 @@ from runtime.errors import (
 )
 
 EXAMPLES: dict[str, Any] = {
+    "bool": True,
     "int": 7,
     "float": 0.25,
     "str": "text",

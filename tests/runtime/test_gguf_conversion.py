@@ -25,7 +25,8 @@ from runtime.errors import (
 )
 from runtime.gguf_conversion import convert_gguf
 from runtime.gguf_metadata import llama3_factors, llama3_parameters
-from runtime.model_config import LinearScaling, Llama3Scaling, load_model_config
+from runtime.model_config import load_model_config
+from runtime.rope_config import LinearScaling, Llama3Scaling
 from tests.runtime.tiny_gguf import VOCAB_SIZE, GgufOptions, make_model, write_gguf
 
 TEXTS = [
@@ -117,7 +118,9 @@ def test_conversion_with_end_of_turn_token_ends_at_either(tmp_path: Path) -> Non
 def test_conversion_of_linear_rope_keeps_the_factor(tmp_path: Path) -> None:
     options = GgufOptions(rope_scaling=("linear", 4.0))
     folder = convert(write_gguf(tmp_path / "m.gguf", make_model(), options), tmp_path / "out")
-    assert load_model_config(folder).rope.scaling == LinearScaling(4.0)
+    rope = load_model_config(folder).layers[0].rope
+    assert rope is not None
+    assert rope.scaling == LinearScaling(4.0)
 
 
 def test_conversion_of_llama3_rope_recovers_its_numbers(tmp_path: Path) -> None:
@@ -125,7 +128,9 @@ def test_conversion_of_llama3_rope_recovers_its_numbers(tmp_path: Path) -> None:
     factors = llama3_factors(500_000.0, 16, llama3_parameters(32.0)).astype(np.float32)
     options = GgufOptions(tensors={"rope_freqs.weight": factors})
     folder = convert(write_gguf(tmp_path / "m.gguf", model, options), tmp_path / "out")
-    assert load_model_config(folder).rope.scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
+    rope = load_model_config(folder).layers[0].rope
+    assert rope is not None
+    assert rope.scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
     rotary = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
     plain = 1 / 500_000.0 ** (np.arange(0, 16, 2) / 16)
     assert np.allclose(rotary.inv_freq.numpy() * factors, plain, rtol=1e-5)

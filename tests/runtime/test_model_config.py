@@ -8,13 +8,10 @@ import pytest
 from transformers import LlamaConfig
 
 from runtime.errors import ModelConfigError, UnknownArchitectureError
-from runtime.model_config import (
-    LinearScaling,
-    Llama3Scaling,
-    ModelConfig,
-    RopeConfig,
-    load_model_config,
-)
+from runtime.families import FAMILIES
+from runtime.layer_config import LayerConfig
+from runtime.model_config import ModelConfig, load_model_config
+from runtime.rope_config import LinearScaling, Llama3Scaling, RopeConfig
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -46,8 +43,7 @@ def test_config_of_few_fields_takes_the_defaults_of_transformers(tmp_path: Path)
     config = load(tmp_path)
     reference: Any = LlamaConfig(**{k: v for k, v in SMALL.items() if k != "architectures"})
     assert config == ModelConfig(
-        architecture="LlamaForCausalLM",
-        num_layers=4,
+        family=FAMILIES[0],
         hidden_size=64,
         num_heads=4,
         num_kv_heads=reference.num_key_value_heads,
@@ -56,11 +52,18 @@ def test_config_of_few_fields_takes_the_defaults_of_transformers(tmp_path: Path)
         vocab_size=100,
         max_position_embeddings=reference.max_position_embeddings,
         rms_norm_eps=reference.rms_norm_eps,
-        rope=RopeConfig(reference.rope_parameters["rope_theta"], None),
+        layers=(LayerConfig(RopeConfig(reference.rope_parameters["rope_theta"], None)),) * 4,
+        experts=None,
         tie_word_embeddings=reference.tie_word_embeddings,
         attention_bias=reference.attention_bias,
         mlp_bias=reference.mlp_bias,
         hidden_act=reference.hidden_act,
+        attention_scale=reference.head_dim**-0.5,
+        attention_soft_cap=None,
+        logit_soft_cap=None,
+        embedding_scale=1.0,
+        residual_scale=1.0,
+        logit_scale=1.0,
         eos_token_ids=(reference.eos_token_id,),
         bos_token_id=None,
         torch_dtype="float32",
@@ -81,7 +84,7 @@ def test_config_as_transformers_saves_it_is_read_whole(tmp_path: Path) -> None:
     ).save_pretrained(tmp_path)
     config = load_model_config(tmp_path)
     assert (config.num_kv_heads, config.head_dim) == (8, 64)
-    assert config.rope == RopeConfig(500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    assert config.layers[0].rope == RopeConfig(500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
     assert config.tie_word_embeddings
     assert config.attention_bias
     assert (config.eos_token_ids, config.bos_token_id) == ((3, 5), 7)
@@ -106,7 +109,7 @@ def test_config_as_transformers_saves_it_is_read_whole(tmp_path: Path) -> None:
 def test_config_of_earlier_transformers_is_read_alike(
     tmp_path: Path, changes: dict[str, Any], rope: RopeConfig
 ) -> None:
-    assert load(tmp_path, **changes).rope == rope
+    assert load(tmp_path, **changes).layers[0].rope == rope
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(4, (4,)), ([4, 9], (4, 9)), (None, (3,))])

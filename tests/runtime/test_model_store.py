@@ -165,7 +165,10 @@ def test_resolve_of_folder_with_gguf_only_names_the_file(gguf_file: Path) -> Non
         resolve_model(str(gguf_file.parent))
 
 
-@pytest.mark.parametrize("model", ["nothing", "./a/b", "/a/b", "missing.gguf", "a/b.gguf", ""])
+@pytest.mark.parametrize(
+    "model",
+    ["nothing", "./a/b", "/a/b", "missing.gguf", "a/b.gguf", "", "x" * 9999, "~nobody-at-all/m"],
+)
 def test_resolve_of_nothing_lists_what_may_be_given(model: str) -> None:
     with pytest.raises(ModelNotFoundError):
         resolve_model(model)

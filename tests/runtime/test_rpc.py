@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.message import DecodeError
 from structlog.testing import capture_logs
 
 from runtime.errors import (
@@ -18,13 +19,11 @@ from runtime.errors import (
     UnknownModelError,
 )
 from runtime.rpc import (
-    MAX_DETAILS_CHARS,
     MAX_MESSAGE_BYTES,
     bind,
     dial,
     error_from_rpc,
     make_server,
-    serve_until,
     split_address,
 )
 
@@ -39,13 +38,12 @@ async def _serving(name: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> Asy
         (grpc.method_handlers_generic_handler("test", {name: handler}),)
     )
     address = await bind(server, "127.0.0.1:0")
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group, dial(address) as channel:
-        group.create_task(serve_until(server, stop, grace_seconds=0))
-        try:
+    await server.start()
+    try:
+        async with dial(address) as channel:
             yield channel
-        finally:
-            stop.set()
+    finally:
+        await server.stop(0)
 
 
 async def _unary_failure(raised: Exception) -> tuple[grpc.StatusCode, str, str]:
@@ -88,6 +86,34 @@ async def test_handler_raising_unexpected_logs_it_and_hides_its_text() -> None:
     assert "secret" not in message
 
 
+def _decode(data: bytes) -> bytes:
+    raise DecodeError("not a message")
+
+
+async def test_message_that_is_no_protobuf_is_its_senders_error() -> None:
+    async def unary(request: bytes, context: Context) -> bytes:
+        return request
+
+    async def stream(_: object, context: Context) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(context.read())
+
+    handlers: tuple[Any, Any] = (
+        grpc.unary_unary_rpc_method_handler(unary, request_deserializer=_decode),
+        grpc.stream_stream_rpc_method_handler(stream, request_deserializer=_decode),
+    )
+    for handler in handlers:
+        with capture_logs() as logs:
+            async with _serving("Call", handler) as channel:
+                kind = channel.stream_stream if handler.request_streaming else channel.unary_stream
+                call = kind("/test/Call")(iter([b"x"]) if handler.request_streaming else b"x")
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error_from_rpc(caught.value)[0] == "invalid_request"
+        assert [line["log_level"] for line in logs] == ["info"]
+
+
 async def test_error_with_huge_text_is_cut_to_fit_a_trailer() -> None:
     error = UnknownModelError(model="\U0001f600" * 100_000, served="a")
 
@@ -95,7 +121,7 @@ async def test_error_with_huge_text_is_cut_to_fit_a_trailer() -> None:
 
     assert status is grpc.StatusCode.NOT_FOUND
     assert code == "unknown_model"
-    assert len(message) == MAX_DETAILS_CHARS
+    assert 100 < len(message) <= 150
 
 
 async def test_stream_handler_raising_midway_delivers_then_fails() -> None:

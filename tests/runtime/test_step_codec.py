@@ -1,9 +1,11 @@
 """Tests that steps and results survive the wire unchanged."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import stage_pb2
+from runtime import step_codec
 from runtime.step import (
     SampledToken,
     SendTiming,
@@ -17,6 +19,7 @@ from runtime.step import (
 from runtime.step_codec import (
     header_to_step,
     result_from_proto,
+    result_to_messages,
     result_to_proto,
     step_to_header,
 )
@@ -40,6 +43,13 @@ samplings = st.builds(
     seed=uint64,
     choice=uint32,
     num_logprobs=uint32,
+    suppressed_ids=_tuples(uint32),
+    suppressed_until=uint32,
+    presence_penalty=float32,
+    frequency_penalty=float32,
+    repetition_penalty=float32,
+    num_prompt_tokens=uint32,
+    logit_bias=st.lists(st.tuples(uint32, float32), max_size=3).map(tuple),
 )
 chunks = st.builds(
     SequenceChunk,
@@ -86,6 +96,22 @@ def test_result_through_bytes_returns_equal(result: StepResult) -> None:
     data = result_to_proto(result).SerializeToString()
 
     assert result_from_proto(stage_pb2.StepResult.FromString(data)) == result
+
+
+@given(results, st.integers(1, 12))
+def test_result_in_several_messages_returns_equal(result: StepResult, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_codec, "MAX_LOGPROBS_PER_MESSAGE", most)
+        messages = list(result_to_messages(result))
+
+    parts = [result_from_proto(message) for message in messages]
+    assert [message.more for message in messages] == [True] * (len(messages) - 1) + [False]
+    assert {part.step for part in parts} == {result.step}
+    assert tuple(token for part in parts for token in part.sampled) == result.sampled
+    assert parts[-1].timing == result.timing
+    for part in parts:
+        num_logprobs = sum(len(token.top_ids) for token in part.sampled)
+        assert num_logprobs <= most or len(part.sampled) == 1
 
 
 def test_temperature_beyond_float32_is_rounded_once() -> None:

@@ -1,3 +1,5 @@
+"""What one microbatch carries."""
+
 import pytest
 
 from runtime.step import Step

@@ -1,3 +1,5 @@
+"""Blocks taken and given back."""
+
 import pytest
 
 from scheduler.block_manager import BlockManager

@@ -1,7 +1,10 @@
+"""The constant token budget, and the even share of decodes."""
+
 import pytest
 
 from scheduler import FixedPolicy
 from scheduler.batching import MicrobatchDraft
+from scheduler.feedback import SentStep, StepWork
 from scheduler.policy import SchedulerView
 from scheduler.sequence import TrackedSequence
 from tests.scheduler.mesh_model import make_limits, make_request
@@ -21,9 +24,10 @@ def make_view(
     return SchedulerView(
         now=0.0,
         limits=make_limits(num_steps_in_flight=max_in_flight),
-        num_steps_in_flight=num_in_flight,
+        in_flight=tuple(SentStep(i, StepWork(), 0.0, i) for i in range(num_in_flight)),
         num_decoding=num_ready if num_decoding is None else num_decoding,
         num_blocks_free=100,
+        num_slots_free=100,
         ready=sequences[:num_ready],
         prefilling=(),
         waiting=sequences[num_ready:],

@@ -1,3 +1,5 @@
+"""What can ever fit."""
+
 import pytest
 
 from runtime.errors import NeverFitsError

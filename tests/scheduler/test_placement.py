@@ -1,3 +1,5 @@
+"""How layers are dealt to stages."""
+
 from itertools import product
 
 import pytest

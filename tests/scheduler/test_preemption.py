@@ -1,3 +1,5 @@
+"""Sequences that lose their blocks and come back."""
+
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request
 
 

@@ -1,3 +1,5 @@
+"""A new epoch: everything waits again, and no token is lost or told twice."""
+
 import pytest
 
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request

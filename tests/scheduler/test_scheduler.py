@@ -1,3 +1,5 @@
+"""Whole lives of sequences, over a mesh model that checks every step."""
+
 import pytest
 
 from runtime.errors import (

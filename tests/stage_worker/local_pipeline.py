@@ -40,7 +40,9 @@ class Running:
         return len(self.sampled) == self.request.num_tokens
 
 
-def make_spec(num_layers: int, first_layer: int = 0, of: int | None = None) -> StageSpec:
+def make_spec(
+    num_layers: int, first_layer: int = 0, of: int | None = None, max_model_len: int = 4096
+) -> StageSpec:
     """A float32 stage of a model with `of` layers (as many as the stage, if not given)."""
     return StageSpec(
         first_layer=first_layer,
@@ -49,19 +51,22 @@ def make_spec(num_layers: int, first_layer: int = 0, of: int | None = None) -> S
         is_last=first_layer + num_layers == (of or num_layers),
         dtype="float32",
         block_size=8,
-        max_model_len=4096,
+        max_model_len=max_model_len,
         kv_memory_bytes=0,
         num_threads=1,
     )
 
 
-def load_stages(folder: Path, layer_counts: Sequence[int]) -> list[Stage]:
+def load_stages(
+    folder: Path, layer_counts: Sequence[int], max_model_len: int = 4096
+) -> list[Stage]:
     """One stage per count."""
     first_layers = accumulate(layer_counts, initial=0)
-    return [
-        Stage.load(folder, make_spec(count, first, sum(layer_counts)), lambda done, total: None)
+    specs = [
+        make_spec(count, first, sum(layer_counts), max_model_len)
         for count, first in zip(layer_counts, first_layers, strict=False)
     ]
+    return [Stage.load(folder, spec, lambda done, total: None) for spec in specs]
 
 
 class LocalPipeline:

@@ -55,6 +55,22 @@ async def test_step_gap_ends_the_epoch_and_the_worker_opens_another(
         assert len((await next_result(results)).sampled) == 1
 
 
+async def test_epoch_that_failed_holds_no_slots_or_blocks(tiny_model: TinyModel) -> None:
+    async with live_workers(1) as workers:
+        await load_pipeline(workers, tiny_model.folder)
+        epoch = await open_pipeline(workers, counter=1)
+        stream, results = workers[0].forward(), workers[0].results(epoch)
+        await stream.write(coordinator_frame(epoch, prefill()))
+        await next_result(results)
+        assert (await workers[0].state()).num_slots_used == 1
+        stream.cancel()
+        assert (await next_result(results)).HasField("failure")
+
+        state = await workers[0].state()
+
+        assert (state.num_slots_used, state.num_kv_blocks_used) == (0, 0)
+
+
 async def test_failure_in_a_later_stage_reaches_every_stream(tiny_model: TinyModel) -> None:
     async with live_workers(2) as workers:
         await load_pipeline(workers, tiny_model.folder)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -48,12 +49,24 @@ async def _serving(mesh: _Mesh, address: str = "127.0.0.1:0") -> AsyncIterator[s
         await server.stop(grace=None)
 
 
+async def _hello() -> mesh_pb2.Hello:
+    return HELLO
+
+
+async def _note_nothing(is_joined: bool) -> None:
+    pass
+
+
 @asynccontextmanager
-async def _joining(address: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(stay_joined(address, HELLO))
+async def _joining(
+    address: str, make_hello: Callable[[], Awaitable[mesh_pb2.Hello]] = _hello
+) -> AsyncIterator[asyncio.Queue[bool]]:
+    """Stays joined; yields what it tells about that."""
+    told: asyncio.Queue[bool] = asyncio.Queue()
+    task = asyncio.create_task(stay_joined(address, make_hello, told.put))
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            yield
+            yield told
     finally:
         task.cancel()
         await asyncio.wait((task,))
@@ -105,6 +118,35 @@ async def test_stay_joined_coordinator_comes_later_and_again_joins_each_time() -
             assert await second.hellos.get() == HELLO
 
 
+async def test_stay_joined_name_not_known_yet_tries_again_with_a_new_hello() -> None:
+    num_tries = 0
+
+    async def hello_at_second_try() -> mesh_pb2.Hello:
+        nonlocal num_tries
+        num_tries += 1
+        if num_tries == 1:
+            raise socket.gaierror("the coordinator has no address")
+        return HELLO
+
+    async def behaviour(context: Context) -> None:
+        await _welcome(context)
+        await context.read()
+
+    mesh = _Mesh(behaviour)
+    async with _serving(mesh) as address, _joining(address, hello_at_second_try):
+        assert await mesh.hellos.get() == HELLO
+
+
+async def test_stay_joined_coordinator_goes_away_tells_that_it_is_out() -> None:
+    async def leave(context: Context) -> None:
+        await _welcome(context)
+
+    async with _serving(_Mesh(leave)) as address, _joining(address) as told:
+        while not await told.get():
+            pass
+        assert await told.get() is False
+
+
 @pytest.mark.parametrize("heartbeat_seconds", [0.0, -1.0, float("nan")])
 async def test_stay_joined_silent_coordinator_is_dialled_again(
     heartbeat_seconds: float, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +191,7 @@ async def test_stay_joined_refused_raises_the_reason(
 ) -> None:
     async with _serving(_Mesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
         with pytest.raises(WorkerRefusedError, match=reason):
-            await stay_joined(address, HELLO)
+            await stay_joined(address, _hello, _note_nothing)
 
 
 async def test_stay_joined_server_without_mesh_is_a_refusal() -> None:
@@ -159,7 +201,7 @@ async def test_stay_joined_server_without_mesh_is_a_refusal() -> None:
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(WorkerRefusedError) as caught:
-                await stay_joined(address, HELLO)
+                await stay_joined(address, _hello, _note_nothing)
     finally:
         await server.stop(grace=None)
 

@@ -57,6 +57,8 @@ async def test_load_reports_progress_and_capacity(tiny_model: TinyModel) -> None
         ({"dtype": 0}, "invalid_request", "dtype"),
         ({"block_size": 0}, "invalid_request", "block_size"),
         ({"model": "/nowhere"}, "model_not_found", "/nowhere"),
+        ({"max_model_len": 2**32 - 1}, "assignment", "max_model_len up to 4096"),
+        ({"kv_memory_bytes": 2**64 - 1}, "not_enough_memory", "the KV cache needs"),
     ],
 )
 async def test_load_refused_names_the_reason_and_leaves_the_worker_empty(
@@ -72,6 +74,22 @@ async def test_load_refused_names_the_reason_and_leaves_the_worker_empty(
 
         assert rpc.error_from_rpc(caught.value)[0] == code
         assert (await worker.state()).state == stage_pb2.WORKER_STATE_EMPTY
+
+
+async def test_load_refused_costs_a_running_epoch_nothing(tiny_model: TinyModel) -> None:
+    async with live_workers(1) as (worker,):
+        await load_pipeline([worker], tiny_model.folder)
+        await worker.open_epoch(make_opening(1))
+        before = await worker.state()
+        for changes in ({"model": "/nowhere"}, {"num_layers": 3}, {"weights_fingerprint": "beef"}):
+            (assignment,) = make_assignments(tiny_model.folder, (4,))
+            for name, value in changes.items():
+                setattr(assignment, name, value)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await worker.load(assignment)
+        after = await worker.state()
+        assert after.state == stage_pb2.WORKER_STATE_SERVING
+        assert (after.epoch, after.weights_bytes) == (before.epoch, before.weights_bytes)
 
 
 async def test_load_client_gone_stops_loading(
@@ -91,6 +109,8 @@ async def test_load_client_gone_stops_loading(
     ("changes", "code"),
     [
         ({"window": 1}, "invalid_request"),
+        ({"window": 2**32 - 1}, "invalid_request"),
+        ({"max_sequences": 2**32 - 1}, "not_enough_memory"),
         ({"max_sequences": 0}, "invalid_request"),
         ({"num_kv_blocks": 10**6}, "never_fits"),
         ({"stage": 1}, "assignment"),
@@ -140,11 +160,16 @@ async def test_record_canary_streams_layers_then_the_reference(tiny_model: TinyM
         assert last.top_ids == tiny_model.logprobs(PROMPT)[-1].topk(4).indices.tolist()
 
 
-async def test_record_canary_without_tokens_is_refused(tiny_model: TinyModel) -> None:
+async def test_record_canary_without_tokens_or_with_too_many_is_refused(
+    tiny_model: TinyModel,
+) -> None:
     async with live_workers(1) as (worker,):
         request = stage_pb2.RecordCanaryRequest(model=str(tiny_model.folder))
 
         with pytest.raises(grpc.aio.AioRpcError, match="token_ids: must not be empty"):
+            await worker.stub.RecordCanary(request).read()
+        request.token_ids.extend([1] * 2000)
+        with pytest.raises(grpc.aio.AioRpcError, match="2000 given, at most 1024"):
             await worker.stub.RecordCanary(request).read()
 
 

@@ -6,15 +6,19 @@ from typing import Any
 import grpc.aio
 import pytest
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2, stage_pb2_grpc
 from runtime import rpc
 from runtime.errors import InvalidRequestError, PortTakenError, WorkerRefusedError, find_error
 from runtime.version import PROTOCOL_VERSION
 from stage_worker import server as worker_server
+from stage_worker.health import STAGE_SERVICE, WorkerHealth
 from stage_worker.server import WorkerOptions, serve_worker
 
 WAIT_SECONDS = 20.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class _Mesh(mesh_pb2_grpc.MeshServicer):
@@ -36,6 +40,21 @@ async def _start(mesh: _Mesh) -> tuple[grpc.aio.Server, str]:
     address = await rpc.bind(server, "127.0.0.1:0")
     await server.start()
     return server, address
+
+
+async def _health_of(channel: grpc.aio.Channel, service: str) -> int:
+    """What grpc.health.v1 says about a service."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    response = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    return int(response.status)
+
+
+async def _until_serving(channel: grpc.aio.Channel, service: str) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service=service))
+    while (await watch.read()).status != SERVING:
+        pass
+    watch.cancel()
 
 
 WELCOME = mesh_pb2.CoordinatorMessage(welcome=mesh_pb2.Welcome(heartbeat_seconds=5.0))
@@ -61,8 +80,20 @@ async def test_serve_worker_joins_answers_at_its_address_and_stops(listen: str) 
             status = await stub.Status(stage_pb2.StatusRequest())
             assert status.worker_id == hello.worker_id
             assert status.state == stage_pb2.WORKER_STATE_EMPTY
+            await _until_serving(channel, STAGE_SERVICE)
         stop.set()
     await coordinator.stop(grace=None)
+
+
+async def test_health_of_a_worker_outside_of_any_mesh_is_alive_but_not_ready() -> None:
+    health, server = WorkerHealth(), rpc.make_server()
+    await health.add_to(server)
+    address = await rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with rpc.dial(address) as channel:
+        assert await _health_of(channel, "") == SERVING
+        assert await _health_of(channel, STAGE_SERVICE) == NOT_SERVING
+    await server.stop(grace=None)
 
 
 async def test_serve_worker_refused_raises_the_reason() -> None:

@@ -1,5 +1,6 @@
 """What a step may change: every wrong slot, position and block is a typed error."""
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,22 @@ def test_slot_table_slot_and_blocks_released_are_free_in_the_same_step(slots: Sl
     slots.apply(Step(1, released_slots=(1,), opened_slots=(OPENING,), chunks=(chunk,)))
     assert slots[1].num_tokens == 1
     assert slots[1].block_ids == [4]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SlotSampling(temperature=math.nan),
+        SlotSampling(temperature=math.inf),
+        SlotSampling(temperature=-1.0),
+        SlotSampling(temperature=1.0, top_p=math.nan),
+        SlotSampling(temperature=1.0, top_p=0.0),
+        SlotSampling(temperature=1.0, min_p=2.0),
+    ],
+)
+def test_slot_table_sampling_that_cannot_draw_raises(sampling: SlotSampling) -> None:
+    with pytest.raises(SlotError, match="cannot draw"):
+        SlotTable(LIMITS).apply(Step(0, opened_slots=(SlotOpening(0, sampling),)))
 
 
 @pytest.mark.parametrize(

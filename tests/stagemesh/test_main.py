@@ -1,12 +1,20 @@
 """Exit codes and error lines of the command itself."""
 
+import importlib
 import io
 import sys
+from dataclasses import replace
+from typing import Self
 
 import pytest
 
+from protos import inference_pb2, mesh_pb2
 from runtime.errors import ModelNotFoundError, PortTakenError
-from stagemesh import cli
+from stagemesh import GenerationRequest, MeshState, Update, cli
+from stagemesh.generation import update_from_proto
+from stagemesh.state import state_from_proto
+
+FREE_ADDRESSES = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0")
 
 
 def run_main(*arguments: str) -> object:
@@ -35,7 +43,7 @@ def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
         (("status", "--target", "127.0.0.1:1"), "stagemesh serve MODEL"),
         (("infer", ""), "prompt 0 is empty"),
         (("prepare", "no such model"), "no such model"),
-        (("serve", "no such model", "--grpc", "127.0.0.1:0", "--mesh", "127.0.0.1:0"), "no such"),
+        (("serve", "no such model", *FREE_ADDRESSES), "no such"),
     ],
 )
 def test_failure_exits_one_with_one_line(
@@ -56,6 +64,63 @@ def test_infer_with_dash_reads_standard_input(
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert run_main("infer", "-") == 1
     assert "prompt 0 is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bad", ["not UTF-8: \udcff", "\ud800"])
+def test_infer_with_a_prompt_that_is_not_text_is_refused(
+    bad: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_main("infer", bad) == 1
+    assert capsys.readouterr().err == "error: PROMPT: it is not text in UTF-8\n"
+
+
+class LoadingMesh:
+    """In place of `Client`: a mesh that is not ready, and still answers in a moment."""
+
+    def __init__(self, state: MeshState) -> None:
+        self._state = state
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def state(self) -> MeshState:
+        return replace(self._state, ready=False, phase="loading weights")
+
+    def infer(self, request: GenerationRequest, timeout_seconds: float | None) -> list[Update]:
+        message = inference_pb2.InferResponse(text="naïve 🎉")
+        return [update_from_proto(message)]
+
+
+@pytest.fixture
+def _loading_mesh(
+    monkeypatch: pytest.MonkeyPatch, state_message: mesh_pb2.GetStateResponse
+) -> None:
+    state = state_from_proto(state_message)
+    module = importlib.import_module("stagemesh.cli.infer")
+    monkeypatch.setattr(module, "Client", lambda target: LoadingMesh(state))
+
+
+@pytest.mark.usefixtures("_loading_mesh")
+def test_infer_of_a_mesh_that_is_not_ready_says_what_it_waits_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_main("infer", "hi") == 0
+    output = capsys.readouterr()
+    assert output.out == "naïve 🎉\n"
+    assert output.err.startswith("tiny: not ready (loading weights)")
+
+
+@pytest.mark.usefixtures("_loading_mesh")
+def test_infer_on_a_terminal_of_few_characters_prints_the_others_as_a_question_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    assert run_main("infer", "hi") == 0
+    assert written.getvalue() == "naïve ?\n".encode("latin-1")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from stagemesh.cli.options import (
     DeviceOptions,
     LogOptions,
     PlanOptions,
+    ProcessLogOptions,
     as_arguments,
 )
 
@@ -57,12 +58,13 @@ def test_options_from_the_environment_apply_to_every_command(
     monkeypatch.setenv("STAGEMESH_LAYERS", "1,2")
     monkeypatch.setenv("STAGEMESH_KV_MEMORY", "1MiB")
     monkeypatch.setenv("STAGEMESH_LOG_JSON", "true")
-    for command in ("serve", "coordinator"):
+    logs = {"serve": LogOptions(log_json=True), "coordinator": ProcessLogOptions(log_json=True)}
+    for command in logs:
         arguments = parse(command)
         assert arguments["model"] == "from-env"
         assert arguments["plan"] == PlanOptions(layers=(1, 2))
         assert arguments["batching"] == BatchingOptions(kv_memory=2**20)
-        assert arguments["logs"] == LogOptions(log_json=True)
+        assert arguments["logs"] == logs[command]
 
 
 def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +112,7 @@ def test_command_line_with_a_mistake_says_what_is_wrong(tokens: tuple[str, ...],
         PlanOptions(pp=3, layers=(3, 20, 7), max_model_len=100),
         BatchingOptions(kv_memory=12345, steps_in_flight=4),
         AddressOptions(grpc="[::1]:5", mesh="h:0"),
-        LogOptions(log_level="debug", log_json=True),
+        ProcessLogOptions(log_level="debug", log_json=True),
     ],
 )
 def test_as_arguments_of_options_parses_back_to_them(options: object) -> None:

@@ -33,8 +33,10 @@ def test_reserve_of_a_taken_port_says_which(taken_port: int) -> None:
 
 
 def test_reserve_of_a_foreign_host_says_so() -> None:
-    with pytest.raises(PortTakenError, match=r"192\.0\.2\.1:50050"):
-        reserve("192.0.2.1:50050")
+    with pytest.raises(
+        PortTakenError, match=r"192\.0\.2\.1:50050.* choose another address with --grpc"
+    ):
+        reserve("192.0.2.1:50050", "--grpc")
 
 
 def test_free_address_skips_what_is_taken(taken_port: int) -> None:

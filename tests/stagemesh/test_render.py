@@ -47,32 +47,53 @@ def printed(console: Console) -> str:
 
 def test_plan_table_names_layers_and_workers(state: MeshState) -> None:
     assert list(rows(plan_table(state))) == [
-        ["0", "0", "0-19", "127.0.0.1:50100", "cpu", "100", "1.0 GiB"],
-        ["0", "1", "20-29", "127.0.0.1:50101", "cpu", "101", "0 B"],
+        ["0", "0-19", "127.0.0.1:50100", "cpu", "100", "1.0 GiB"],
+        ["1", "20-29", "127.0.0.1:50101", "cpu", "101", "0 B"],
     ]
 
 
 def test_plan_table_with_a_worker_gone_says_so(state: MeshState) -> None:
     alone = replace(state, workers=state.workers[:1])
-    assert list(rows(plan_table(alone)))[1][3] == "w1 (gone)"
+    assert list(rows(plan_table(alone)))[1][2] == "w1 (gone)"
 
 
 def test_stage_table_gives_the_busy_share(state: MeshState) -> None:
     first, second = rows(stage_table(state.replicas))
-    assert first == ["0", "0", "0-19", "11", "3.00 s", "1.00 s", "75%", "2.0 GiB"]
-    assert second[6] == "-"
+    assert first == ["0", "0-19", "11", "3.00 s", "1.00 s", "75%", "2.0 GiB"]
+    assert second[5] == "-"
+
+
+def test_tables_of_several_replicas_name_the_replica(state: MeshState) -> None:
+    replicas = (state.replicas[0], replace(state.replicas[0], replica=1))
+    assert [row[:2] for row in rows(stage_table(replicas))] == [
+        ["0", "0"],
+        ["0", "1"],
+        ["1", "0"],
+        ["1", "1"],
+    ]
+
+
+def test_tables_in_60_columns_keep_each_row_on_one_line(state: MeshState) -> None:
+    narrow = Console(file=StringIO(), width=60)
+    tables = (plan_table(state), stage_table(state.replicas), hop_table(state.replicas))
+    for table in (*tables, load_table(state.replicas), worker_table(state.workers)):
+        narrow.print(table)
+    # Title, heading, rule and rows of each.
+    assert len(printed(narrow).splitlines()) == 5 * 3 + 2 + 2 + 1 + 1 + 2
+
+
+def test_table_too_wide_for_the_terminal_cuts_nothing(state: MeshState) -> None:
+    narrow = Console(file=StringIO(), width=30)
+    narrow.print(plan_table(state))
+    assert "…" not in printed(narrow)
 
 
 def test_hop_table_has_a_row_between_stages_only(state: MeshState) -> None:
-    assert list(rows(hop_table(state.replicas))) == [
-        ["0", "0 -> 1", "12", "3.0 MiB", "500.0 ms", "80%"]
-    ]
+    assert list(rows(hop_table(state.replicas))) == [["0 -> 1", "12", "3.0 MiB", "500.0 ms", "80%"]]
 
 
 def test_load_table_counts_what_is_in_use(state: MeshState) -> None:
-    assert list(rows(load_table(state.replicas))) == [
-        ["0", "4", "2 of 64", "7 of 100 x 16", "2", "11"]
-    ]
+    assert list(rows(load_table(state.replicas))) == [["4", "2 of 64", "7 of 100 x 16", "2", "11"]]
 
 
 def test_worker_table_lists_who_joined(state: MeshState) -> None:

@@ -26,7 +26,9 @@ def test_since_within_an_epoch_subtracts_the_sums(
     stage = state_message.replicas[0].stages[0]
     stage.compute_seconds += 1.0
     stage.num_bytes_sent += 10
+    state_message.replicas[0].num_steps += 3
     later = state_from_proto(state_message).replicas[0].since(earlier)
+    assert later.num_steps == 3
     assert later.stages[0].compute_seconds == 1.0
     assert later.stages[0].idle_seconds == 0.0
     assert later.stages[0].num_bytes_sent == 10

@@ -1,0 +1,67 @@
+"""Owns the routes of the HTTP door."""
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coordinator.coordinator import Coordinator
+from coordinator.http.chat import parse_chat
+from coordinator.http.completions import parse_completion
+from coordinator.http.delivery import GeneratedResponse
+from coordinator.http.edge import REQUEST_ID, Edge
+from coordinator.http.fields import read_fields
+from coordinator.http.pages import Pages
+from runtime.errors import UnknownRouteError
+
+
+def make_app(coordinator: Coordinator) -> ASGIApp:
+    """The ASGI application; web pages of other origins may call it only if the options say so."""
+    pages, calls = Pages(coordinator), _Calls(coordinator)
+    routes = [
+        Route("/v1/chat/completions", calls.chat, methods=["POST"]),
+        Route("/v1/completions", calls.completion, methods=["POST"]),
+        Route("/v1/models", pages.models),
+        Route("/v1/embeddings", pages.embeddings, methods=["POST"]),
+        Route("/tokenize", pages.tokenize, methods=["POST"]),
+        Route("/detokenize", pages.detokenize, methods=["POST"]),
+        Route("/health", pages.health),
+        Route("/ready", pages.ready),
+        Route("/version", pages.version),
+        Route("/metrics", pages.metrics),
+    ]
+    edge = Edge(Router(routes, redirect_slashes=False, default=_unknown_route))
+    origins = coordinator.options.cors_origins
+    if not origins:
+        return edge
+    return CORSMiddleware(
+        edge,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID, "retry-after"],
+    )
+
+
+class _Calls:
+    """The routes that generate."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._admission = coordinator.admission
+        self._max_bytes = coordinator.options.max_request_bytes
+
+    async def chat(self, request: Request) -> Response:
+        """A conversation goes on."""
+        fields = await read_fields(request, self._max_bytes)
+        return GeneratedResponse(self._admission, parse_chat(fields, request.state.request_id))
+
+    async def completion(self, request: Request) -> Response:
+        """A text goes on."""
+        fields = await read_fields(request, self._max_bytes)
+        call = parse_completion(fields, request.state.request_id)
+        return GeneratedResponse(self._admission, call)
+
+
+async def _unknown_route(scope: Scope, receive: Receive, send: Send) -> None:
+    raise UnknownRouteError(path=scope["path"][:200])

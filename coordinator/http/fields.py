@@ -1,0 +1,172 @@
+"""Owns how a JSON body is read: field by field, each by its type, and nothing is ignored.
+
+A field that nobody took is refused by its name. It knows no field's meaning.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+from starlette.requests import Request
+
+from runtime.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    SlowRequestError,
+    UnsupportedMediaTypeError,
+    UnsupportedParameterError,
+)
+
+BODY_SECONDS: Final = 30.0
+
+_MAX_INTEGER: Final = 2**64
+_KINDS: Final = {bool: "true or false", str: "a string", list: "a list", dict: "an object"}
+
+
+class Fields:
+    """One JSON object; `null` is the same as an absent field."""
+
+    def __init__(self, values: Mapping[str, object], path: str = "") -> None:
+        """`path` is what comes before the names in messages, such as `messages[0].`."""
+        self._values = dict(values)
+        self._path = path
+
+    def take(self, name: str) -> object:
+        """The field as JSON has it; it counts as read."""
+        return self._values.pop(name, None)
+
+    def names(self) -> list[str]:
+        """What has not been read yet."""
+        return list(self._values)
+
+    def boolean(self, name: str, *, default: bool = False) -> bool:
+        """True or false."""
+        value = self.take(name)
+        if value is None:
+            return default
+        return value if isinstance(value, bool) else self._refuse_kind(name, bool)
+
+    def integer(self, name: str) -> int | None:
+        """A whole number that 64 bits hold."""
+        value = self.take(name)
+        return None if value is None else integer(value, self._path + name)
+
+    def number(self, name: str) -> float | None:
+        """A number."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            refuse(self._path + name, "must be a number")
+        try:
+            return float(value)
+        except OverflowError:
+            refuse(self._path + name, "is too large")
+
+    def text(self, name: str) -> str | None:
+        """A string."""
+        value = self.take(name)
+        return None if value is None else text(value, self._path + name)
+
+    def items(self, name: str) -> list[object] | None:
+        """A list of anything."""
+        value = self.take(name)
+        if value is None:
+            return None
+        return value if isinstance(value, list) else self._refuse_kind(name, list)
+
+    def nested(self, name: str) -> "Fields | None":
+        """An object inside this one; the caller ends it too."""
+        value = self.take(name)
+        return None if value is None else as_object(value, self._path + name)
+
+    def refuse_unsupported(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
+        """Takes known fields that ask for nothing: each has one of its `neutral` values."""
+        for name, values in neutral.items():
+            value = self.take(name)
+            if value is not None and value not in values:
+                hint = " or ".join(json.dumps(value) for value in values)
+                problem = f"is not supported; leave it out{f' or send {hint}' if hint else ''}"
+                raise UnsupportedParameterError(field=self._path + name, problem=problem)
+
+    def end(self) -> None:
+        """Nothing may be left. Raises `UnsupportedParameterError`."""
+        for name, value in self._values.items():
+            if value is not None:
+                problem = "is not a parameter that this server knows"
+                raise UnsupportedParameterError(field=self._path + name[:100], problem=problem)
+
+    def _refuse_kind(self, name: str, kind: type) -> NoReturn:
+        refuse(self._path + name, f"must be {_KINDS[kind]}")
+
+
+def refuse(name: str, problem: str) -> NoReturn:
+    """Raises `InvalidRequestError`."""
+    raise InvalidRequestError(field=name, problem=problem)
+
+
+def integer(value: object, name: str) -> int:
+    """`value` if it is a whole number that 64 bits hold."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        refuse(name, "must be a whole number")
+    return value if abs(value) < _MAX_INTEGER else refuse(name, "does not fit 64 bits")
+
+
+def text(value: object, name: str) -> str:
+    """`value` if it is a string that UTF-8 can carry."""
+    if not isinstance(value, str):
+        refuse(name, "must be a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        refuse(name, "has half of a surrogate pair, which is no character")
+    return value
+
+
+def as_object(value: object, name: str) -> Fields:
+    """`value` if it is an object."""
+    if not isinstance(value, dict):
+        refuse(name, "must be an object")
+    return Fields(value, f"{name}.")
+
+
+async def read_fields(request: Request, max_bytes: int) -> Fields:
+    """The body's fields.
+
+    Raises `UnsupportedMediaTypeError`, `RequestTooLargeError`, `SlowRequestError`, or
+    `InvalidRequestError` for what is no JSON object.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaTypeError(actual=kind[:100])
+    body = await _read_body(request, max_bytes)
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError:
+        refuse("body", "is nested too deeply")
+    except ValueError as error:
+        refuse("body", f"is not JSON: {error}")
+    if not isinstance(value, dict):
+        refuse("body", "must be a JSON object")
+    return Fields(value)
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise RequestTooLargeError(max_bytes=max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > max_bytes:
+                    raise RequestTooLargeError(max_bytes=max_bytes)
+    except TimeoutError:
+        raise SlowRequestError(seconds=BODY_SECONDS) from None
+    return bytes(body)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    refuse("body", f"holds {name}, which is no JSON number")

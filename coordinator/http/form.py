@@ -1,0 +1,83 @@
+"""Owns the shape of an answer that every generation shares; chat and completions fill it in."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from coordinator.http.parameters import Delivery
+from coordinator.requests import Finish, GenerationRequest, Update, Usage
+from coordinator.served_model import ServedModel
+from runtime.step import SampledToken
+
+JSON = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything that was generated for one choice."""
+
+    text: str = ""
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, update: Update) -> None:
+        """Takes in what is new."""
+        self.text += update.text
+        self.tokens += update.tokens
+        self.finish = update.finish
+
+
+class Form(Protocol):
+    """How one kind of call tells its answers."""
+
+    @property
+    def name(self) -> str:
+        """`object` of a whole answer."""
+
+    @property
+    def chunk_name(self) -> str:
+        """`object` of a piece of a stream."""
+
+    @property
+    def id_prefix(self) -> str:
+        """What ids begin with."""
+
+    @property
+    def model_name(self) -> str:
+        """Which model answers."""
+
+    def openings(self, index: int) -> Iterator[JSON]:
+        """The choices that begin the stream of choice `index`."""
+
+    def chunks(self, index: int, update: Update) -> Iterator[JSON]:
+        """The choices that tell one update of choice `index`."""
+
+    def choice(self, index: int, answer: Answer) -> JSON:
+        """One whole choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A generation that was asked for, and how to tell it."""
+
+    request: GenerationRequest
+    delivery: Delivery
+    make_form: Callable[[ServedModel], Form]
+    # What the client calls `num_logprobs`, for errors.
+    logprobs_name: str
+
+
+def usage_body(usages: list[Usage], num_choices: int) -> JSON:
+    """The sum over all choices; a prompt counts once, also for several of them."""
+    prompt_tokens = sum(usage.prompt_tokens for usage in usages) // num_choices
+    completion_tokens = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def finish_name(finish: Finish | None) -> str | None:
+    """OpenAI's word for why it ended; `stop` and `length` are the same as ours."""
+    return None if finish is None else finish.reason.value

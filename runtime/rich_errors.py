@@ -1,0 +1,74 @@
+"""Owns the machine-readable side of an error on a gRPC call: `google.rpc.Status` in the trailer.
+
+It follows https://google.aip.dev/193: every error has `ErrorInfo`, one about a field has
+`BadRequest`, one that passes has `RetryInfo`.
+"""
+
+from dataclasses import fields
+from typing import Final
+from urllib.parse import quote
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from runtime.errors import InvalidRequestError, StagemeshError, UnsupportedParameterError
+
+# The key and the rule that `code` and `message` repeat the call's own are grpcio-status's.
+DETAILS_KEY: Final = "grpc-status-details-bin"
+DOMAIN: Final = "stagemesh"
+
+# All of a trailer must stay below 8 KiB, where a message appears percent-encoded, and again here,
+# as base64.
+_MAX_ENCODED_MESSAGE: Final = 1_800
+_MAX_DESCRIPTION: Final = 200
+_MAX_METADATA_VALUE: Final = 60
+
+
+def short_message(error: StagemeshError) -> str:
+    """What `error` says, cut where a trailer could not hold it."""
+    message = str(error)[:_MAX_ENCODED_MESSAGE]
+    while len(quote(message)) > _MAX_ENCODED_MESSAGE:
+        message = message[: len(message) * 3 // 4]
+    return message
+
+
+def error_status(error: StagemeshError, message: str) -> bytes:
+    """The serialized status of `error`, whose call ends with `message`."""
+    status = status_pb2.Status(code=_number(error.grpc_status), message=message)
+    for detail in _details(error):
+        status.details.add().Pack(detail)
+    return status.SerializeToString()
+
+
+def _details(error: StagemeshError) -> list[Message]:
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(
+            reason=error.code.upper(), domain=DOMAIN, metadata=_metadata(error)
+        )
+    ]
+    if isinstance(error, InvalidRequestError | UnsupportedParameterError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.problem[:_MAX_DESCRIPTION]
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_seconds is not None:
+        delay = Duration(seconds=error.retry_after_seconds)
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return details
+
+
+def _metadata(error: StagemeshError) -> dict[str, str]:
+    """The error's numbers and names, but for what `BadRequest` tells."""
+    values = {field.name: str(getattr(error, field.name)) for field in fields(error)}
+    return {
+        name: value[:_MAX_METADATA_VALUE]
+        for name, value in values.items()
+        if name not in ("field", "problem")
+    }
+
+
+def _number(status: str) -> int:
+    number: int = grpc.StatusCode[status].value[0]
+    return number

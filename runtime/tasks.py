@@ -1,0 +1,23 @@
+"""Owns what asyncio lacks for us: running work apart, so that a cancellation is never swallowed."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+async def run_apart(work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs `work` in a task of its own, which has ended when this returns or is cancelled.
+
+    What task groups inside do to their task stays there: one whose child fails while it is being
+    cancelled tells of the failure alone, and in Python 3.11 one whose child fails while it waits
+    leaves its task marked as cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task,))
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+    return task.result()

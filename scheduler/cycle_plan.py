@@ -1,0 +1,166 @@
+"""Plans a cycle: how many microbatches are in flight, and how long each shall take.
+
+A cycle is the time in which every decode gets one token: as long as all microbatches in flight take
+on the slowest stage, or as long as one needs around the pipeline, whichever is longer. All in
+predicted seconds; nothing here keeps state.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.feedback import StepWork
+from scheduler.stage_costs import StageCosts, sum_costs
+
+MIN_FIXED_SHARE = 0.04
+"""Without a target, a microbatch grows until its fixed cost is this share of it, and no further."""
+MIN_CHUNK_TOKENS = 16
+"""Prompts get at least so much of a microbatch, however tight the budget: none starves."""
+HYSTERESIS = 0.03
+"""A plan must promise so much more before it replaces the one that is followed."""
+NEGLIGIBLE = 0.01
+"""What fewer microbatches may lose and are still better: each one costs everybody a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleLoad:
+    """What there is to do: decodes with their context in all, prompt tokens that wait.
+
+    `prompt_context` is the position of a typical waiting token, which attention pays for.
+    """
+
+    num_decodes: int
+    decode_context: int
+    num_prompt_tokens: int
+    prompt_context: float
+
+
+@dataclass(frozen=True, slots=True)
+class CycleLimits:
+    """What a cycle may be: seconds from token to token, and rows of one microbatch."""
+
+    seconds: float
+    max_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CyclePlan:
+    """One way to run a cycle.
+
+    Of the microbatches in flight, `num_with_prompts` carry prompts besides their decodes. One of
+    those takes `target_seconds` on its slowest stage and has `target_tokens` rows. `rate` is what
+    the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `fits` says
+    whether decodes get their tokens in time.
+    """
+
+    num_in_flight: int
+    num_with_prompts: int
+    target_seconds: float
+    target_tokens: int
+    cycle_seconds: float
+    rate: float
+    fits: bool
+
+
+def plan_cycle(
+    stages: Sequence[StageCosts],
+    overhead_seconds: float,
+    load: CycleLoad,
+    limits: CycleLimits,
+    num_in_flight: int,
+    num_with_prompts: int,
+) -> CyclePlan:
+    """The best cycle with so many microbatches, so many of them with prompts.
+
+    Chunks are as long as finishes the waiting prompts soonest: with A seconds of work cut into
+    pieces of fixed cost a over P stages, pieces of a + sqrt(A*a/(P-1)) do. The budget cuts that
+    down: neither the microbatches in flight nor the way around may take longer.
+    """
+    share = _decode_share(load, num_in_flight)
+    num_without = num_in_flight - num_with_prompts
+    work = share
+    if load.num_prompt_tokens > 0:
+        around = limits.seconds - overhead_seconds
+        chunk = min(
+            _soonest_chunk(stages, share, load),
+            _chunk_within(sum_costs(stages), share, load, around),
+            *(
+                _chunk_within(
+                    stage, share, load, (limits.seconds - num_without * idle) / num_with_prompts
+                )
+                for stage in stages
+                for idle in (stage.seconds(share),)
+            ),
+        )
+        most = limits.max_step_tokens - share.num_tokens
+        work = _with_chunk(share, load, max(MIN_CHUNK_TOKENS, min(int(chunk), most)))
+    times = [stage.seconds(work) for stage in stages]
+    busy = max(
+        num_with_prompts * seconds + num_without * stage.seconds(share)
+        for seconds, stage in zip(times, stages, strict=True)
+    )
+    cycle = max(busy, sum(times) + overhead_seconds)
+    num_prompt_tokens = work.num_tokens - share.num_tokens
+    num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else load.num_decodes
+    return CyclePlan(
+        num_in_flight=num_in_flight,
+        num_with_prompts=num_with_prompts,
+        target_seconds=max(times),
+        target_tokens=work.num_tokens,
+        cycle_seconds=cycle,
+        rate=num_done / cycle,
+        fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + HYSTERESIS),
+    )
+
+
+def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:
+    """The plan to aim at: the current one unless another is clearly better.
+
+    One is better if decodes get their tokens in time and the current one does not give them that,
+    or else by its rate; or if it has fewer microbatches and is as good as the best, down to a
+    single one.
+    """
+    best = max(plans, key=lambda plan: (plan.fits, plan.rate))
+    if (best.fits, best.rate) > (current.fits, current.rate * (1.0 + HYSTERESIS)):
+        return best
+    fewer = [
+        plan
+        for plan in plans
+        if plan.num_in_flight < current.num_in_flight
+        and (plan.fits, plan.rate) >= (best.fits, best.rate * (1.0 - NEGLIGIBLE))
+    ]
+    return min(fewer, key=lambda plan: plan.num_in_flight, default=current)
+
+
+def _decode_share(load: CycleLoad, num_in_flight: int) -> StepWork:
+    num_decodes = -(-load.num_decodes // num_in_flight)
+    return StepWork(
+        num_tokens=num_decodes,
+        num_decodes=num_decodes,
+        decode_context=-(-load.decode_context // num_in_flight),
+        num_sequences=num_decodes,
+        num_sampled=num_decodes,
+    )
+
+
+def _with_chunk(share: StepWork, load: CycleLoad, num_tokens: int) -> StepWork:
+    attention = num_tokens * (2 * int(load.prompt_context) + num_tokens)
+    return replace(share, num_tokens=share.num_tokens + num_tokens, prefill_attention=attention)
+
+
+def _soonest_chunk(stages: Sequence[StageCosts], share: StepWork, load: CycleLoad) -> float:
+    """The chunk that has the waiting prompts done soonest, on the slowest stage."""
+    slowest = max(stages, key=lambda stage: stage.seconds(_with_chunk(share, load, 512)))
+    backlog = load.num_prompt_tokens * (
+        slowest.last_token + 2.0 * load.prompt_context * slowest.per_attention
+    )
+    piece_fixed = slowest.seconds(share) + slowest.prompt
+    piece = math.sqrt(backlog * piece_fixed / max(1, len(stages) - 1))
+    return slowest.chunk_tokens(slowest.prompt + piece, share, load.prompt_context)
+
+
+def _chunk_within(costs: StageCosts, share: StepWork, load: CycleLoad, seconds: float) -> float:
+    """The chunk with which a microbatch takes no longer than that."""
+    if math.isinf(seconds):
+        seconds = (costs.seconds(share) + costs.prompt) / MIN_FIXED_SHARE
+    return costs.chunk_tokens(seconds - costs.seconds(share), share, load.prompt_context)

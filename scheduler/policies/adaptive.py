@@ -1,0 +1,252 @@
+"""The policy `adaptive`: work in predicted seconds on the slowest stage, learnt from timings.
+
+It chooses, once a cycle, how many microbatches are in flight and how long each may take; and for
+each microbatch, which decodes it carries and how long its prompt chunks are, so that all take
+equal time. It never looks at a clock: all it knows of time was handed to it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from scheduler.cycle_plan import (
+    MIN_CHUNK_TOKENS,
+    CycleLimits,
+    CycleLoad,
+    CyclePlan,
+    best_plan,
+    plan_cycle,
+)
+from scheduler.dealing import deal_decodes
+from scheduler.feedback import SentStep, StageRecord
+from scheduler.insight import SchedulerInsight
+from scheduler.limits import SchedulerLimits
+from scheduler.pipeline_model import PipelineModel
+from scheduler.policies.throttle import ThrottleOptions, ThrottlePolicy
+from scheduler.policy import MicrobatchView, SchedulerView, SequenceView
+from scheduler.stage_costs import StageCosts, roofline
+
+TRUSTED_ERROR = 0.15
+FALLBACK_ERROR = 0.5
+WARMUP_RECORDS = 8
+WARMUP_GROWTH = 1.25
+"""Until the error is below 15%, the rows of a microbatch grow at most so much in a cycle."""
+
+HORIZON_TOKENS = 8
+"""Time that a sequence is ahead of its target, or behind, is spent over so many tokens."""
+MIN_STRETCH, MAX_STRETCH = 0.6, 2.0
+"""Bounds of a cycle, in targets, that being behind or ahead can lead to."""
+PROMPT_SHARE = 8
+"""One row in so many is kept for prompts while there are any: decodes never starve them."""
+MAX_PROMPTS_COUNTED = 256
+
+CPU_CORE = roofline(
+    weights_bytes=2e9, bytes_per_second=1.3e10, flops_per_second=5e10, bytes_per_weight=4.0
+)
+"""Half a billion weights on a CPU core: the first record scales it, so only its shape matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveOptions:
+    """Targets in seconds per output token, None for none; `slack` is the share kept in reserve."""
+
+    tpot_seconds: float | None = None
+    slack: float = 0.03
+    warmup_tokens: int = 128
+    prior: StageCosts = CPU_CORE
+
+
+class AdaptivePolicy:
+    """Steers by a model of the pipeline; falls back to `throttle` while the model is far off."""
+
+    def __init__(self, options: AdaptiveOptions, throttle: ThrottleOptions) -> None:
+        self._options = options
+        self._fallback = ThrottlePolicy(throttle)
+
+    def start_epoch(self, limits: SchedulerLimits) -> None:
+        """Starts to learn anew: the stages may be others."""
+        self._limits = limits
+        self._model = PipelineModel(self._options.prior)
+        self._fallback.start_epoch(limits)
+        self._num_in_flight = self._num_with_prompts = limits.num_steps_in_flight
+        self._num_kept = {True: self._num_in_flight, False: self._num_in_flight}
+        self._plan: CyclePlan | None = None
+        self._num_until_plan = 0
+        self._had_prompts = False
+        self._is_fallback = False
+        self._warmup_tokens = float(self._options.warmup_tokens)
+        self._costs = self._model.costs()
+
+    def num_steps_in_flight(self, view: SchedulerView) -> int:
+        """As the plan of the cycle says; a new cycle begins when all its microbatches are back."""
+        has_prompts = bool(view.prefilling or view.waiting)
+        if self._num_until_plan <= 0 or has_prompts != self._had_prompts:
+            self._had_prompts = has_prompts
+            self._make_plan(view)
+        return self._num_in_flight
+
+    def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
+        """An even share by predicted cost, less the rows that prompts are promised."""
+        if self._is_fallback:
+            return self._fallback.choose_decodes(view)
+        has_prompts = bool(view.prefilling or view.waiting)
+        max_rows = self._max_rows
+        promised = -(-max_rows // PROMPT_SHARE) if has_prompts else 0
+        slowest = max(self._costs, key=lambda costs: costs.fixed)
+        dealt = deal_decodes(
+            view,
+            self._num_in_flight,
+            slowest.per_token + slowest.per_sample,
+            slowest.per_context,
+        )
+        return [sequence.sequence_id for sequence in dealt[: max(1, max_rows - promised)]]
+
+    def chunk_tokens(
+        self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
+    ) -> int:
+        """As many as bring the microbatch to its target on every stage, in closed form."""
+        if self._is_fallback:
+            return self._fallback.chunk_tokens(view, microbatch, sequence)
+        work = microbatch.work
+        if not work.has_prompts and self._has_prompts_enough(view):
+            return 0
+        target = self._plan.target_seconds if self._plan is not None else math.inf
+        room = min(
+            costs.chunk_tokens(target - costs.seconds(work), work, sequence.num_sent)
+            for costs in self._costs
+        )
+        least = 0 if work.has_prompts else MIN_CHUNK_TOKENS
+        most = min(sequence.num_unsent, self._max_rows - work.num_tokens)
+        wanted = min(most, max(least, room))
+        if wanted < most and wanted < MIN_CHUNK_TOKENS:
+            return 0  # a crumb costs more than it brings
+        return int(wanted)
+
+    def complete(self, sent: SentStep, now: float) -> None:
+        """Counts the cycle, and learns the way around."""
+        self._num_until_plan -= 1
+        self._model.complete(sent, now)
+
+    def observe(self, record: StageRecord, sent: SentStep) -> None:
+        """Learns a stage's costs."""
+        is_full = sent.num_others + 1 >= self._num_in_flight
+        self._model.observe(record, sent, is_full)
+
+    def insight(self) -> SchedulerInsight:
+        """All that it steers by."""
+        plan, model = self._plan, self._model
+        return SchedulerInsight(
+            policy="adaptive",
+            num_steps_in_flight=self._num_in_flight,
+            target_seconds=plan.target_seconds if plan is not None else 0.0,
+            target_tokens=plan.target_tokens if plan is not None else 0,
+            planned_seconds=model.planned_seconds,
+            actual_seconds=model.actual_seconds,
+            overhead_seconds=model.overhead_seconds,
+            error=model.error,
+            warmup=self._is_warming_up,
+            fallback=self._is_fallback,
+            stages=tuple(model.stages()),
+            bubbles=model.bubbles,
+        )
+
+    @property
+    def _max_rows(self) -> int:
+        return min(self._limits.max_step_tokens, int(self._warmup_tokens))
+
+    @property
+    def _is_warming_up(self) -> bool:
+        return self._warmup_tokens < self._limits.max_step_tokens
+
+    def _make_plan(self, view: SchedulerView) -> None:
+        self._costs = self._model.costs()
+        error, num_records = self._model.error, self._model.num_records
+        self._is_fallback = num_records >= WARMUP_RECORDS and error > FALLBACK_ERROR
+        if self._is_warming_up:
+            is_trusted = num_records >= WARMUP_RECORDS and error < TRUSTED_ERROR
+            self._warmup_tokens *= math.inf if is_trusted else WARMUP_GROWTH
+            self._warmup_tokens = min(self._warmup_tokens, float(self._limits.max_step_tokens))
+        load = _load(view)
+        has_prompts = load.num_prompt_tokens > 0
+        limits = CycleLimits(self._cycle_seconds(view), self._max_rows)
+        plan = partial(plan_cycle, self._costs, self._model.overhead_seconds, load, limits)
+        num_kept = self._num_kept[has_prompts]
+        self._plan = plan(num_kept, min(self._num_with_prompts, num_kept))
+        if num_records >= WARMUP_RECORDS:
+            self._plan = _next_plan(plan, self._plan, self._limits.num_steps_in_flight, has_prompts)
+        self._num_in_flight = self._num_kept[has_prompts] = self._plan.num_in_flight
+        if has_prompts:
+            self._num_with_prompts = self._plan.num_with_prompts
+        self._num_until_plan = self._num_in_flight
+
+    def _has_prompts_enough(self, view: SchedulerView) -> bool:
+        """Whether as many steps carry prompts as the plan wants; decodes alone go faster."""
+        return view.num_decoding > 0 and self._num_with_prompts <= sum(
+            sent.work.has_prompts for sent in view.in_flight
+        )
+
+    def _cycle_seconds(self, view: SchedulerView) -> float:
+        """How long a cycle may be, so that nine in ten sequences keep their time per token.
+
+        A sequence that is ahead of its target may take longer for a while, one that is behind
+        has to catch up.
+        """
+        target = self._options.tpot_seconds
+        if target is None:
+            return math.inf
+        allowed = sorted(
+            (target * (sequence.num_generated - 1 + HORIZON_TOKENS) - (view.now - first_token_at))
+            / HORIZON_TOKENS
+            for sequence in view.ready
+            if (first_token_at := sequence.first_token_at) is not None
+        )
+        aim = target * (1.0 - self._options.slack)
+        if not allowed:
+            return aim
+        tightest = allowed[len(allowed) // 10] * (1.0 - self._options.slack)
+        return min(MAX_STRETCH * aim, max(MIN_STRETCH * aim, tightest))
+
+
+def _next_plan(
+    plan: Callable[[int, int], CyclePlan], current: CyclePlan, most: int, has_prompts: bool
+) -> CyclePlan:
+    """The plan of the next cycle: steps in flight change by one at a time.
+
+    With prompts there are many ways to run a cycle, so only those nearby are looked at.
+    """
+    number = current.num_in_flight
+    if has_prompts:
+        nearby = range(max(1, number - 1), min(most, number + 1) + 1)
+        return best_plan([plan(n, k) for n in nearby for k in range(n, 0, -1)], current)
+    aim = best_plan([plan(n, 1) for n in range(1, most + 1)], current).num_in_flight
+    return plan(number + (aim > number) - (aim < number), 1)
+
+
+def _load(view: SchedulerView) -> CycleLoad:
+    """What there is to do now: of those that wait only who finds slot and blocks.
+
+    While memory is what they wait for, longer chunks bring nothing, and a shorter cycle ends the
+    running ones sooner.
+    """
+    num_ready = len(view.ready)
+    ready_context = sum(sequence.num_sent for sequence in view.ready)
+    mean_context = ready_context / num_ready if num_ready else 0.0
+    line = list(view.prefilling)
+    num_free = view.num_blocks_free
+    for sequence in islice(view.waiting, min(view.num_slots_free, MAX_PROMPTS_COUNTED)):
+        num_free -= view.limits.blocks_for(sequence.num_unsent)
+        if num_free < 0:
+            break
+        line.append(sequence)
+    num_prompt_tokens = sum(sequence.num_unsent for sequence in line)
+    moments = sum(
+        sequence.num_unsent * (sequence.num_sent + sequence.num_unsent / 2) for sequence in line
+    )
+    return CycleLoad(
+        num_decodes=view.num_decoding,
+        decode_context=int(mean_context * view.num_decoding),
+        num_prompt_tokens=num_prompt_tokens,
+        prompt_context=moments / num_prompt_tokens if num_prompt_tokens else 0.0,
+    )

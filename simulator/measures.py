@@ -1,0 +1,151 @@
+"""Sums a replay up: what clients saw, what stages did, and how near both came to their limits."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler import StepWork
+from simulator.outcomes import Outcome, StepSpan, Targets
+from simulator.pipeline import PipelineSpec
+from simulator.replay import RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of some seconds; NaN where there were none."""
+
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Percentiles":
+        """The nearest ranks."""
+        ordered = sorted(values)
+
+        def at(share: float) -> float:
+            return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
+
+        return cls(at(0.5), at(0.9), at(0.99))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRatios:
+    """Measured over what is possible at best, each in (0, 1]; above 1 a constant is wrong.
+
+    `throughput`: the slowest stage's busy share of the time, 1 where it never stands. `occupancy`:
+    the same over M*t_b/Lambda, the most that M steps in flight can keep it busy (Little's law).
+    `tpot`: a decode's way around an empty pipeline over the median time per token. `ttft`: the
+    median over prompts of (sqrt(A) + sqrt((P-1)*a0))^2 + P*link over the measured time.
+    """
+
+    throughput: float
+    occupancy: float
+    tpot: float
+    ttft: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One replay in figures; times in seconds, rates per second."""
+
+    num_requests: int
+    good_share: float
+    request_rate: float
+    token_rate: float
+    ttft: Percentiles
+    tpot: Percentiles
+    bubble_share: float
+    num_steps: int
+    num_preemptions: int
+    ratios: LimitRatios
+
+
+def summarise(
+    result: RunResult, pipeline: PipelineSpec, targets: Targets, num_in_flight: int
+) -> Summary:
+    """The figures of a complete replay."""
+    outcomes, spans = result.outcomes, result.spans
+    seconds = max(span.journey.done_at for span in spans) - spans[0].sent_at
+    ttft = [each.ttft_seconds for each in outcomes if each.ttft_seconds is not None]
+    tpot = [each.tpot_seconds for each in outcomes if each.tpot_seconds is not None]
+    busy = busy_seconds(spans, result.num_stages)
+    return Summary(
+        num_requests=len(outcomes),
+        good_share=sum(map(targets.met, outcomes)) / len(outcomes),
+        request_rate=len(ttft) / seconds,
+        token_rate=sum(outcome.num_tokens for outcome in outcomes) / seconds,
+        ttft=Percentiles.of(ttft),
+        tpot=Percentiles.of(tpot),
+        bubble_share=1.0 - sum(busy) / (len(busy) * seconds),
+        num_steps=len(spans),
+        num_preemptions=result.num_preemptions,
+        ratios=LimitRatios(
+            throughput=max(busy) / seconds,
+            occupancy=_occupancy(spans, busy, seconds, num_in_flight),
+            tpot=_tpot_ratio(spans, tpot),
+            ttft=_ttft_ratio(outcomes, spans, pipeline),
+        ),
+    )
+
+
+def busy_seconds(spans: Sequence[StepSpan], num_stages: int) -> list[float]:
+    """Seconds that each stage computed."""
+    return [
+        sum(span.journey.visits[stage].timing.compute_seconds for span in spans)
+        for stage in range(num_stages)
+    ]
+
+
+def _occupancy(
+    spans: Sequence[StepSpan], busy: Sequence[float], seconds: float, num_in_flight: int
+) -> float:
+    around = sum(_around_seconds(span) for span in spans)
+    return max(busy) / seconds / min(1.0, num_in_flight * max(busy) / around)
+
+
+def _around_seconds(span: StepSpan) -> float:
+    """A step's way around less what it queued."""
+    queued = sum(visit.timing.queue_seconds for visit in span.journey.visits)
+    return span.journey.done_at - span.sent_at - queued
+
+
+def _tpot_ratio(spans: Sequence[StepSpan], tpot: Sequence[float]) -> float:
+    with_decodes = [_around_seconds(span) for span in spans if span.work.num_decodes]
+    if not with_decodes or not tpot:
+        return math.nan
+    return min(with_decodes) / Percentiles.of(tpot).p50
+
+
+def _ttft_ratio(
+    outcomes: Sequence[Outcome], spans: Sequence[StepSpan], pipeline: PipelineSpec
+) -> float:
+    """All stages are taken for the quickest, at the best of its noise, so the limit is one."""
+    quickest = min(
+        visit.timing.compute_seconds / pipeline.times.seconds(span.work)
+        for span in spans
+        for visit in span.journey.visits
+        if span.work.num_tokens
+    )
+    fixed, per_token = _line_below(pipeline, max(span.work.num_tokens for span in spans))
+    num_hops = pipeline.num_stages - 1
+    links = num_hops * pipeline.link.latency_seconds + 2 * pipeline.latency_seconds
+    ratios = []
+    for outcome in outcomes:
+        if outcome.ttft_seconds is not None:
+            work = quickest * per_token * outcome.request.num_prompt_tokens
+            pieces = (math.sqrt(work) + math.sqrt(num_hops * quickest * fixed)) ** 2
+            ratios.append((max(pieces, quickest * fixed) + links) / outcome.ttft_seconds)
+    return Percentiles.of(ratios).p50
+
+
+def _line_below(pipeline: PipelineSpec, max_tokens: int) -> tuple[float, float]:
+    """(a, b) with a + b*x at most the model's time for any chunk of x tokens, x <= max_tokens."""
+    fixed = pipeline.times.seconds(StepWork(num_tokens=1, num_decodes=1))
+    sizes = {2**power for power in range(1, 20) if 2**power < max_tokens} | {max(2, max_tokens)}
+    slope = min(
+        (pipeline.times.seconds(StepWork(num_tokens=size, prefill_attention=size**2)) - fixed)
+        / size
+        for size in sizes
+    )
+    return fixed, max(0.0, slope)

@@ -1,0 +1,227 @@
+"""Replays a trace: the real scheduler, modelled stages, and a clock that jumps to the next event.
+
+The coordinator is modelled as live: one thing at a time, everything that has arrived first, then
+steps while the scheduler makes any. Each step takes it `coordinator_seconds`.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from runtime.errors import StagemeshError
+from runtime.step import SampledToken, SlotSampling, Step
+from scheduler import (
+    Policy,
+    Scheduler,
+    SchedulerInsight,
+    SchedulerLimits,
+    SequenceRequest,
+    StageRecord,
+    StepWork,
+    TokenEvent,
+)
+from simulator.outcomes import Outcome, StepSpan, Targets
+from simulator.pipeline import Journey, Pipeline, PipelineSpec
+from simulator.traces import Trace
+
+GO_ON, STOP = 0, 1
+_GREEDY = SlotSampling()
+_DEFAULT_TARGETS = Targets()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """`max_tokens` is what every request asks for at most, so that answers' ends are a surprise.
+
+    With `max_misses`, the replay ends when more requests than that have missed a target.
+    """
+
+    targets: Targets = _DEFAULT_TARGETS
+    coordinator_seconds: float = 0.0005
+    max_tokens: int = 1024
+    max_misses: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What happened; `is_complete` is False where the replay ended before its time."""
+
+    outcomes: tuple[Outcome, ...]
+    spans: tuple[StepSpan, ...]
+    num_stages: int
+    num_preemptions: int
+    insight: SchedulerInsight
+    is_complete: bool
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request under way."""
+
+    index: int
+    num_output_tokens: int
+    num_generated: int = 0
+    first_token_at: float = 0.0
+
+
+class Replay:
+    """One trace through one scheduler over one pipeline."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        pipeline: PipelineSpec,
+        limits: SchedulerLimits,
+        policy: Policy,
+        options: ReplayOptions,
+    ) -> None:
+        self._trace = trace
+        self._limits = limits
+        self._options = options
+        self._scheduler = Scheduler(limits, policy)
+        self._pipeline = Pipeline(pipeline, options.seed)
+        self._num_stages = pipeline.num_stages
+        self._clock = 0.0
+        self._num_arrived = 0
+        self._live: dict[int, _Live] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._num_misses = 0
+        self._spans: list[StepSpan] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events = 0
+        self._go_on = [SampledToken(slot, GO_ON) for slot in range(limits.max_sequences)]
+        self._stop = [SampledToken(slot, STOP) for slot in range(limits.max_sequences)]
+
+    def run(self) -> RunResult:
+        """Plays it to the end."""
+        is_complete = True
+        while self._num_arrived < len(self._trace) or self._events:
+            self._clock = max(self._clock, self._next_at())
+            self._take_arrivals()
+            while self._events and self._events[0][0] <= self._clock:
+                heapq.heappop(self._events)[2]()
+            self._send_steps()
+            if self._has_missed_too_many():
+                is_complete = False
+                break
+        if is_complete:
+            self._scheduler.check_integrity()
+            assert not self._scheduler.has_work, "the trace is over and the scheduler has work"
+        return RunResult(
+            outcomes=tuple(self._outcomes[index] for index in sorted(self._outcomes)),
+            spans=tuple(self._spans),
+            num_stages=self._num_stages,
+            num_preemptions=self._scheduler.num_preemptions,
+            insight=self._scheduler.insight,
+            is_complete=is_complete,
+        )
+
+    def _next_at(self) -> float:
+        event_at = self._events[0][0] if self._events else float("inf")
+        if self._num_arrived == len(self._trace):
+            return event_at
+        return min(event_at, self._trace[self._num_arrived].arrival)
+
+    def _take_arrivals(self) -> None:
+        while self._num_arrived < len(self._trace):
+            request = self._trace[self._num_arrived]
+            if request.arrival > self._clock:
+                return
+            self._submit(self._num_arrived)
+            self._num_arrived += 1
+
+    def _submit(self, index: int) -> None:
+        request = self._trace[index]
+        room = self._limits.max_new_tokens(request.num_prompt_tokens)
+        sequence = SequenceRequest(
+            sequence_id=index,
+            prompt_ids=request.prompt_ids(index),
+            sampling=_GREEDY,
+            max_tokens=max(1, min(self._options.max_tokens, room)),
+            stop_ids=frozenset({STOP}),
+            arrival=request.arrival,
+        )
+        try:
+            self._scheduler.add(sequence)
+        except StagemeshError:
+            self._settle(index, Outcome(request, None, None, 0))
+        else:
+            self._live[index] = _Live(index, request.num_output_tokens)
+
+    def _send_steps(self) -> None:
+        while (step := self._scheduler.schedule(self._clock)) is not None:
+            self._clock += self._options.coordinator_seconds
+            work = work_of(step)
+            journey = self._pipeline.send(step.number, work, self._clock)
+            self._spans.append(StepSpan(step.number, work, self._clock, journey))
+            self._expect(step, journey)
+
+    def _expect(self, step: Step, journey: Journey) -> None:
+        """Puts down what comes back of a step: each stage's times, and its result after them."""
+        for visit in journey.visits:
+            record = StageRecord(step.number, visit.stage, visit.timing)
+            self._at(visit.ended_at, partial(self._scheduler.observe, record))
+        draws = [
+            (chunk.slot, self._scheduler.sequence_in_slot(chunk.slot))
+            for chunk in step.chunks
+            if chunk.sample
+        ]
+        self._at(journey.done_at, partial(self._finish_step, step.number, draws))
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (time, self._num_events, action))
+
+    def _finish_step(self, number: int, draws: Sequence[tuple[int, int]]) -> None:
+        sampled = []
+        for slot, sequence_id in draws:
+            live = self._live.get(sequence_id)
+            is_last = live is None or live.num_generated + 1 >= live.num_output_tokens
+            sampled.append((self._stop if is_last else self._go_on)[slot])
+        for event in self._scheduler.update(number, sampled, self._clock):
+            self._take_token(event)
+
+    def _take_token(self, event: TokenEvent) -> None:
+        live = self._live[event.sequence_id]
+        live.num_generated += 1
+        if live.num_generated == 1:
+            live.first_token_at = self._clock
+        if event.finish_reason is not None:
+            request = self._trace[live.index]
+            outcome = Outcome(request, live.first_token_at, self._clock, live.num_generated)
+            del self._live[event.sequence_id]
+            self._settle(live.index, outcome)
+
+    def _settle(self, index: int, outcome: Outcome) -> None:
+        self._outcomes[index] = outcome
+        self._num_misses += not self._options.targets.met(outcome)
+
+    def _has_missed_too_many(self) -> bool:
+        most = self._options.max_misses
+        if most is None:
+            return False
+        # Whoever still waits for a first token after its time has missed it too.
+        latest = self._clock - self._options.targets.ttft_seconds
+        num_late = 0
+        for live in self._live.values():
+            if self._trace[live.index].arrival >= latest or num_late > most:
+                break
+            num_late += live.num_generated == 0
+        return self._num_misses + num_late > most
+
+
+def work_of(step: Step) -> StepWork:
+    """What a step asks of a stage, counted from its chunks as a stage would."""
+    num_decodes = attention = context = num_sampled = num_tokens = 0
+    for chunk in step.chunks:
+        length = len(chunk.token_ids)
+        num_tokens += length
+        num_sampled += chunk.sample
+        if length == 1:
+            num_decodes += 1
+            context += chunk.position
+        else:
+            attention += length * (2 * chunk.position + length)
+    return StepWork(num_tokens, num_decodes, attention, context, len(step.chunks), num_sampled)

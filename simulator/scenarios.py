@@ -1,0 +1,114 @@
+"""The situations that policies are compared in: what people ask, on which pipeline, what changes.
+
+All run Llama-2-70B in four stages of four H100s each, by measured times.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import resources
+
+from scheduler import SchedulerLimits
+from simulator.outcomes import Targets
+from simulator.pipeline import LinkSpec, PipelineSpec, SpeedChange, layer_shares
+from simulator.stage_times import load_times
+from simulator.traces import Lengths, LoadShape, Trace, at_rate, fit, read_trace, synthetic
+
+HARDWARE = "llama2-70b/h100-80gb/4"
+LAYERS = (20, 20, 20, 20)
+
+CONVERSATION = LoadShape(Lengths(900, 0.9, 8000), Lengths(150, 0.8, 1000))
+CODE = LoadShape(Lengths(1500, 0.9, 8000), Lengths(20, 0.7, 200))
+BURSTS = replace(CONVERSATION, burstiness=16.0)
+
+TraceMaker = Callable[[int, float, int], Trace]
+"""Requests, their rate, and a seed, to a trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One situation; `slows_down` says that stage 1 takes twice as long from the middle on."""
+
+    name: str
+    make_trace: TraceMaker
+    pipeline: PipelineSpec
+    limits: SchedulerLimits
+    targets: Targets
+    slows_down: bool = False
+
+    def pipeline_for(self, trace: Trace) -> PipelineSpec:
+        """The pipeline with what happens to it while this trace runs."""
+        if not self.slows_down:
+            return self.pipeline
+        middle = trace[len(trace) // 2].arrival
+        return replace(self.pipeline, changes=(SpeedChange(middle, stage=1, factor=2.0),))
+
+
+def make_scenarios() -> dict[str, Scenario]:
+    """All of them by name."""
+    base = Scenario(
+        name="steady",
+        make_trace=partial(_synthetic, CONVERSATION),
+        pipeline=PipelineSpec(load_times(HARDWARE), layer_shares(LAYERS)),
+        limits=DEFAULT_LIMITS,
+        targets=Targets(ttft_seconds=2.0, tpot_seconds=0.1),
+    )
+    slow_link = LinkSpec(latency_seconds=0.0105)
+    heavy_head = layer_shares(LAYERS, head_layers=10.0)
+    quarter = replace(base.limits, num_blocks=base.limits.num_blocks // 4)
+    scenarios = (
+        base,
+        replace(base, name="flip", make_trace=_flip),
+        replace(base, name="slow-stage", slows_down=True),
+        replace(base, name="slow-link", pipeline=replace(base.pipeline, link=slow_link)),
+        replace(base, name="small-cache", limits=quarter),
+        replace(base, name="heavy-head", pipeline=replace(base.pipeline, shares=heavy_head)),
+        replace(base, name="bursts", make_trace=partial(_synthetic, BURSTS)),
+        replace(base, name="azure-code", make_trace=partial(_recorded, "azure_code_2023_head.csv")),
+        replace(
+            base,
+            name="mooncake",
+            make_trace=partial(_recorded, "mooncake_conversation_head.jsonl"),
+            targets=Targets(ttft_seconds=10.0, tpot_seconds=0.1),
+        ),
+    )
+    return {scenario.name: scenario for scenario in scenarios}
+
+
+DEFAULT_LIMITS = SchedulerLimits(
+    num_blocks=40_000,
+    block_size=16,
+    max_sequences=512,
+    max_step_tokens=2048,
+    max_model_len=16_384,
+    num_steps_in_flight=8,
+    max_waiting=100_000,
+)
+
+
+def _synthetic(shape: LoadShape, num_requests: int, rate: float, seed: int) -> Trace:
+    return synthetic(shape, num_requests, rate, seed)
+
+
+def _flip(num_requests: int, rate: float, seed: int) -> Trace:
+    """Code for half of the requests, then conversation."""
+    first = synthetic(CODE, num_requests // 2, rate, seed)
+    then = synthetic(CONVERSATION, num_requests - num_requests // 2, rate, seed + 1)
+    start = first[-1].arrival + 1 / rate
+    return first + tuple(replace(request, arrival=start + request.arrival) for request in then)
+
+
+def _recorded(file: str, num_requests: int, rate: float, seed: int) -> Trace:
+    """A recorded trace at that rate, begun at another request for every seed."""
+    with resources.as_file(resources.files("simulator") / "data" / file) as path:
+        trace = fit(read_trace(path), DEFAULT_LIMITS.max_model_len)
+    span = trace[-1].arrival + 1.0
+    start = 97 * seed % len(trace)
+    turned = [*trace[start:], *(replace(each, arrival=each.arrival + span) for each in trace)]
+    while len(turned) < num_requests:
+        last = turned[-1].arrival + 1.0
+        turned += [replace(each, arrival=each.arrival + last) for each in trace]
+    first = turned[0].arrival
+    return at_rate(
+        [replace(each, arrival=each.arrival - first) for each in turned[:num_requests]], rate
+    )

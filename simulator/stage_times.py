@@ -1,0 +1,120 @@
+"""How long a stage computes a microbatch, read off measured tables and not from any formula.
+
+The table gives whole-model times by batch; a stage takes its layers' share. Between points it is
+interpolated, beyond them extended. How prompts and decodes mix follows splitwise-sim's performance
+model: a batch of both costs as if all its rows were prompt rows, and a tenth more.
+"""
+
+import csv
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from statistics import median
+
+from runtime.errors import InvalidRequestError
+from scheduler import StepWork
+
+MIXED_SURCHARGE = 1.1
+"""Of a batch with prompts and decodes over one of prompts only (splitwise-sim)."""
+
+
+class Curve:
+    """A function through points, straight between them and beyond the outer two of an end."""
+
+    def __init__(self, points: Mapping[float, float]) -> None:
+        self._xs = sorted(points)
+        self._ys = [points[x] for x in self._xs]
+
+    def __call__(self, x: float) -> float:
+        """The value at x."""
+        right = min(max(bisect_left(self._xs, x), 1), len(self._xs) - 1)
+        x0, x1 = self._xs[right - 1], self._xs[right]
+        y0, y1 = self._ys[right - 1], self._ys[right]
+        return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTimes:
+    """Whole-model seconds: of prompt rows, of decodes, and what attention adds to either.
+
+    `attention` takes sum(2Lx + x^2) of prompt chunks. It is what one long prompt costs beyond as
+    many rows of short ones. `context` is seconds per position before a decode.
+    """
+
+    prompt: Curve
+    decode: Curve
+    attention: Curve
+    context: float
+
+    def seconds(self, work: StepWork) -> float:
+        """What the whole model takes for a microbatch."""
+        num_prompt_tokens = work.num_tokens - work.num_decodes
+        context = self.context * work.decode_context
+        if num_prompt_tokens == 0:
+            return self.decode(max(1, work.num_decodes)) + context
+        surcharge = MIXED_SURCHARGE if work.num_decodes else 1.0
+        rows = self.prompt(work.num_tokens) * surcharge
+        return max(rows, self.decode(work.num_decodes)) + context + self._attention(work)
+
+    def _attention(self, work: StepWork) -> float:
+        return max(0.0, self.attention(work.prefill_attention))
+
+
+def load_times(name: str) -> ModelTimes:
+    """The times of one row group of the table, named as `llama2-70b/h100-80gb/4`.
+
+    The last part is the number of GPUs of a stage (tensor parallelism). Raises InvalidRequestError.
+    """
+    groups = _read_groups()
+    if name not in groups:
+        known = ", ".join(sorted(groups))
+        raise InvalidRequestError(field="hardware", problem=f"{name!r} is none of {known}")
+    batches, singles = groups[name]
+    prompt: dict[float, float] = {
+        size * batch: times[0] for (size, batch), times in batches.items()
+    }
+    decode: dict[float, float] = {batch: times[1] for (_, batch), times in batches.items()}
+    # A batch of one token is a decode, which is where short chunks come from.
+    prompt[1] = decode[1]
+    prompt |= {size: times[0] for size, times in singles.items() if size <= 512}
+    rows = Curve(prompt)
+    attention = {0.0: 0.0} | {
+        float(size) ** 2: max(0.0, times[0] - rows(size))
+        for size, times in singles.items()
+        if size > 512
+    }
+    shortest, longest = min(singles), max(singles)
+    context = (singles[longest][1] - singles[shortest][1]) / (longest - shortest)
+    return ModelTimes(rows, Curve(decode), Curve(attention), max(0.0, context))
+
+
+_Times = tuple[float, float]
+_Group = tuple[dict[tuple[int, int], _Times], dict[int, _Times]]
+
+
+def _read_groups() -> dict[str, _Group]:
+    """By name, batches of 512-token prompts and single prompts; seconds for prompt and token."""
+    text = (resources.files("simulator") / "data" / "splitwise_times.csv").read_text()
+    groups: defaultdict[str, _Group] = defaultdict(lambda: ({}, {}))
+    for row in csv.DictReader(text.splitlines()):
+        name = f"{row['model']}/{row['hardware']}/{row['tensor_parallel']}"
+        size, batch = int(row["prompt_size"]), int(row["batch_size"])
+        times = (float(row["prompt_ms"]) / 1000, float(row["token_ms"]) / 1000)
+        batches, singles = groups[name]
+        if batch == 1:
+            singles[size] = times
+        if size == 512:
+            batches[size, batch] = times
+    for batches, _ in groups.values():
+        _drop_failed(batches)
+    return dict(groups)
+
+
+def _drop_failed(batches: dict[tuple[int, int], _Times]) -> None:
+    """Leaves out larger batches that took less time than smaller ones: they failed half-way."""
+    typical = median(times[0] / batch for (_, batch), times in batches.items())
+    for key, times in list(batches.items()):
+        if times[0] < 0.5 * typical * key[1]:
+            del batches[key]

@@ -1,0 +1,138 @@
+"""Reads recorded traces and makes synthetic ones: who asks when, with how long a prompt and answer.
+
+Formats: the Azure LLM inference trace (CSV) and Mooncake's (JSON lines, with prefix hashes).
+"""
+
+import csv
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from runtime.errors import InvalidRequestError
+
+MOONCAKE_HASH_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request; `prefix_hashes` name its prompt's runs of 512 tokens, equal ones being equal."""
+
+    arrival: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    prefix_hashes: tuple[int, ...] = ()
+
+    def prompt_ids(self, unique: int) -> tuple[int, ...]:
+        """Tokens that are equal where the hashes are, and `unique` where there are none."""
+        ids: list[int] = []
+        for prefix_hash in self.prefix_hashes:
+            ids += [prefix_hash] * MOONCAKE_HASH_TOKENS
+        ids += [-1 - unique] * (self.num_prompt_tokens - len(ids))
+        return tuple(ids[: self.num_prompt_tokens])
+
+
+Trace = tuple[TraceRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Log-normal lengths in tokens: median and standard deviation of the logarithm, bounded."""
+
+    median: float
+    sigma: float
+    most: int
+
+    def draw(self, source: random.Random) -> int:
+        """One length, at least 1."""
+        return max(
+            1, min(self.most, round(source.lognormvariate(math.log(self.median), self.sigma)))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadShape:
+    """What people ask: prompts and answers, and how their arrivals cluster.
+
+    `burstiness` is the squared coefficient of variation of the times between arrivals; 1 is
+    Poisson, more comes in clusters (gamma distributed).
+    """
+
+    prompt: Lengths
+    output: Lengths
+    burstiness: float = 1.0
+
+
+def read_trace(path: Path, max_requests: int | None = None) -> Trace:
+    """The requests of a file, the first one arriving at 0. Raises InvalidRequestError."""
+    reader = _read_mooncake if path.suffix == ".jsonl" else _read_azure
+    try:
+        requests = sorted(reader(path), key=lambda request: request.arrival)
+    except (OSError, ValueError, KeyError) as error:
+        problem = f"{path} cannot be read as a trace: {error!r}"
+        raise InvalidRequestError(field="trace", problem=problem) from None
+    if not requests:
+        raise InvalidRequestError(field="trace", problem=f"{path} has no requests")
+    first = requests[0].arrival
+    return tuple(
+        replace(request, arrival=request.arrival - first) for request in requests[:max_requests]
+    )
+
+
+def synthetic(shape: LoadShape, num_requests: int, rate: float, seed: int) -> Trace:
+    """So many requests at `rate` a second."""
+    source = random.Random(seed)
+    arrival = 0.0
+    requests = []
+    for _ in range(num_requests):
+        requests.append(TraceRequest(arrival, shape.prompt.draw(source), shape.output.draw(source)))
+        arrival += source.gammavariate(1 / shape.burstiness, shape.burstiness) / rate
+    return tuple(requests)
+
+
+def at_rate(trace: Sequence[TraceRequest], rate: float) -> Trace:
+    """The same requests with their arrivals stretched to a mean of `rate` a second."""
+    factor = mean_rate(trace) / rate
+    return tuple(replace(request, arrival=request.arrival * factor) for request in trace)
+
+
+def mean_rate(trace: Sequence[TraceRequest]) -> float:
+    """Requests a second between the first and the last."""
+    span = trace[-1].arrival - trace[0].arrival
+    return (len(trace) - 1) / span if span > 0 else math.inf
+
+
+def fit(trace: Iterable[TraceRequest], max_model_len: int) -> Trace:
+    """The requests cut to a context: answers are cut, and prompts that leave no room for one."""
+    requests = []
+    for request in trace:
+        num_prompt = min(request.num_prompt_tokens, max_model_len - 1)
+        num_output = max(1, min(request.num_output_tokens, max_model_len - num_prompt))
+        requests.append(
+            replace(request, num_prompt_tokens=num_prompt, num_output_tokens=num_output)
+        )
+    return tuple(requests)
+
+
+def _read_azure(path: Path) -> Iterator[TraceRequest]:
+    with path.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            # Seven digits of a second: one more than Python reads.
+            stamp = datetime.fromisoformat(row["TIMESTAMP"][:26])
+            num_prompt, num_output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            yield TraceRequest(stamp.timestamp(), max(1, num_prompt), max(1, num_output))
+
+
+def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
+    with path.open() as lines:
+        for line in lines:
+            row = json.loads(line)
+            yield TraceRequest(
+                arrival=row["timestamp"] / 1000,
+                num_prompt_tokens=max(1, row["input_length"]),
+                num_output_tokens=max(1, row["output_length"]),
+                prefix_hashes=tuple(row["hash_ids"]),
+            )

@@ -1,0 +1,51 @@
+"""Bends one row of logits as its request asks: penalties, biases, and tokens that may not come yet.
+
+Pure functions of the row, the sequence's tokens and the position, so that a token that is drawn
+again, in another batch, split or epoch, is drawn from the same logits.
+
+Shapes: V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.step import SlotSampling
+
+
+def is_shaped(sampling: SlotSampling, position: int) -> bool:
+    """Whether `shape_logits` changes anything for the token at `position`."""
+    is_suppressed = position < sampling.suppressed_until
+    return sampling.has_penalties or bool(sampling.logit_bias) or is_suppressed
+
+
+def shape_logits(
+    logits_V: Tensor, sampling: SlotSampling, position: int, token_ids: Sequence[int]
+) -> Tensor:
+    """A changed copy; `token_ids` is the sequence so far, wherever `sampling.has_penalties`.
+
+    Repetition as in CTRL (Keskar et al., 2019), which also counts the prompt; presence and
+    frequency as in OpenAI's API, which count what was generated; then biases.
+    """
+    logits_V = logits_V.clone()
+    if sampling.has_penalties:
+        _penalize(logits_V, sampling, torch.tensor(token_ids))
+    if sampling.logit_bias:
+        biased_ids, biases = zip(*sampling.logit_bias, strict=True)
+        logits_V[list(biased_ids)] += torch.tensor(biases)
+    if position < sampling.suppressed_until:
+        logits_V[list(sampling.suppressed_ids)] = -torch.inf
+    return logits_V
+
+
+def _penalize(logits_V: Tensor, sampling: SlotSampling, token_ids_T: Tensor) -> None:
+    """Changes `logits_V`; T is the sequence's length."""
+    if sampling.repetition_penalty != 1:
+        seen = token_ids_T.unique()
+        penalty = sampling.repetition_penalty
+        logits_V[seen] = torch.where(
+            logits_V[seen] > 0, logits_V[seen] / penalty, logits_V[seen] * penalty
+        )
+    generated, counts = token_ids_T[sampling.num_prompt_tokens :].unique(return_counts=True)
+    logits_V[generated] -= sampling.frequency_penalty * counts + sampling.presence_penalty

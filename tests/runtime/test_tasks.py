@@ -1,0 +1,46 @@
+"""Work that runs apart: its result, its error, and a cancellation that nothing inside swallows."""
+
+import asyncio
+
+import pytest
+
+from runtime.tasks import run_apart
+
+
+async def _fail_on(signal: asyncio.Event) -> None:
+    await signal.wait()
+    raise ValueError
+
+
+async def _wait_beside_a_failing_child(entered: asyncio.Event, signal: asyncio.Event) -> None:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_fail_on(signal))
+            entered.set()
+            await asyncio.Event().wait()
+    except* ValueError:
+        pass
+
+
+async def test_run_apart_returns_the_result() -> None:
+    assert await run_apart(asyncio.sleep(0, result=7)) == 7
+
+
+async def test_run_apart_raises_the_error_and_leaves_no_mark_of_cancellation() -> None:
+    signal = asyncio.Event()
+    signal.set()
+    with pytest.raises(ValueError):  # noqa: PT011 - the work's own, bare error
+        await run_apart(_fail_on(signal))
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_run_apart_cancelled_while_a_child_fails_stays_cancelled() -> None:
+    entered, signal = asyncio.Event(), asyncio.Event()
+    work = asyncio.create_task(run_apart(_wait_beside_a_failing_child(entered, signal)))
+    await entered.wait()
+    signal.set()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work

@@ -1,0 +1,84 @@
+"""How many microbatches a cycle has, and how long they are."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.cycle_plan import (
+    MIN_CHUNK_TOKENS,
+    CycleLimits,
+    CycleLoad,
+    CyclePlan,
+    best_plan,
+    plan_cycle,
+)
+from scheduler.stage_costs import StageCosts
+
+STAGE = StageCosts(fixed=0.01, per_token=1e-4)
+DECODES = CycleLoad(num_decodes=32, decode_context=32_000, num_prompt_tokens=0, prompt_context=0.0)
+MIXED = replace(DECODES, num_prompt_tokens=20_000, prompt_context=500.0)
+NO_LIMIT = CycleLimits(math.inf, 2048)
+
+
+def settle(
+    stages: list[StageCosts], overhead: float, load: CycleLoad, limits: CycleLimits = NO_LIMIT
+) -> CyclePlan:
+    """The plan that remains when each follows from the one before."""
+    current = plan_cycle(stages, overhead, load, limits, 2, 2)
+    for _ in range(30):
+        plans = [
+            plan_cycle(stages, overhead, load, limits, number, with_prompts)
+            for number in range(1, 17)
+            for with_prompts in range(1, number + 1)
+        ]
+        current = best_plan(plans, current)
+    return current
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4, 8])
+def test_balanced_stages_with_decodes_get_nearly_a_microbatch_each(num_stages: int) -> None:
+    plan = settle([STAGE] * num_stages, 0.0, DECODES)
+    assert num_stages - 2 <= plan.num_in_flight <= num_stages
+
+
+def test_stage_that_takes_twice_as_long_lowers_the_steps_in_flight() -> None:
+    plan = settle([STAGE, STAGE.scaled(2.0), STAGE, STAGE], 0.0, DECODES)
+    assert plan.num_in_flight in (2, 3)
+
+
+def test_slow_link_with_prompts_raises_the_steps_in_flight() -> None:
+    near, far = settle([STAGE] * 4, 0.0, MIXED), settle([STAGE] * 4, 0.2, MIXED)
+    assert far.num_in_flight > near.num_in_flight
+
+
+def test_slow_link_with_few_decodes_is_not_split() -> None:
+    """vllm#55145: splitting into microbatches loses on slow links."""
+    few = replace(DECODES, num_decodes=4, decode_context=400)
+    assert settle([STAGE] * 2, 0.5, few).num_in_flight == 1
+
+
+@given(
+    seconds=st.floats(0.05, 1.0),
+    number=st.integers(1, 8),
+    overhead=st.floats(0.0, 0.02),
+    factor=st.floats(0.5, 3.0),
+)
+def test_plan_that_fits_keeps_the_cycle_within_its_budget(
+    seconds: float, number: int, overhead: float, factor: float
+) -> None:
+    stages = [STAGE, STAGE.scaled(factor), STAGE]
+    plan = plan_cycle(stages, overhead, MIXED, CycleLimits(seconds, 2048), number, number)
+    num_decodes = -(-MIXED.num_decodes // number)
+    assert plan.target_tokens >= num_decodes + MIN_CHUNK_TOKENS
+    assert plan.fits is (plan.cycle_seconds <= seconds * 1.03)
+    if plan.target_tokens > num_decodes + MIN_CHUNK_TOKENS:
+        assert plan.fits
+
+
+def test_longer_line_of_prompts_makes_longer_chunks() -> None:
+    short = plan_cycle([STAGE] * 4, 0.0, replace(MIXED, num_prompt_tokens=300), NO_LIMIT, 4, 4)
+    long = plan_cycle([STAGE] * 4, 0.0, MIXED, NO_LIMIT, 4, 4)
+    assert short.target_tokens < long.target_tokens

@@ -1,0 +1,126 @@
+"""Whole replays: everybody gets everything, and nobody beats a limit."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import POLICY_NAMES, StepWork
+from scheduler.policies import PolicyName
+from simulator.compare import contender, goodput, replay, summary_of
+from simulator.goodput import search_goodput
+from simulator.pipeline import LinkSpec
+from simulator.scenarios import Scenario, make_scenarios
+from simulator.traces import Lengths, LoadShape, TraceRequest, synthetic
+
+SCENARIOS = make_scenarios()
+STEADY = SCENARIOS["steady"]
+SHORT = LoadShape(Lengths(200, 0.8, 2000), Lengths(20, 0.6, 60))
+
+
+def check_ratios(scenario: Scenario, name: PolicyName, trace: tuple[TraceRequest, ...]) -> None:
+    its = contender(name, scenario)
+    result = replay(scenario, trace, its, seed=1)
+    ratios = summary_of(scenario, result, its).ratios
+    for ratio in (ratios.throughput, ratios.occupancy, ratios.tpot, ratios.ttft):
+        assert 0.0 < ratio <= 1.0 + 1e-9, ratios
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    rate=st.floats(2.0, 60.0),
+    latency=st.sampled_from([0.0, 0.001, 0.02]),
+    noise=st.sampled_from([0.0, 0.05]),
+    scenario=st.sampled_from(["steady", "slow-stage", "heavy-head", "small-cache"]),
+)
+def test_replay_of_any_load_serves_everybody_and_beats_no_limit(
+    name: PolicyName, seed: int, rate: float, latency: float, noise: float, scenario: str
+) -> None:
+    base = SCENARIOS[scenario]
+    pipeline = replace(base.pipeline, link=LinkSpec(latency), noise=noise)
+    setting = replace(base, pipeline=pipeline)
+    trace = synthetic(SHORT, 25, rate, seed)
+    its = contender(name, setting)
+    result = replay(setting, trace, its, seed)
+    assert [each.num_tokens for each in result.outcomes] == [
+        request.num_output_tokens for request in trace
+    ]
+    check_ratios(setting, name, trace)
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_lone_prompts_on_a_quiet_pipeline_beat_no_limit(name: PolicyName) -> None:
+    trace = tuple(TraceRequest(10.0 * turn, 300 * (turn + 1), 8) for turn in range(6))
+    quiet = replace(STEADY, pipeline=replace(STEADY.pipeline, noise=0.0))
+    check_ratios(quiet, name, trace)
+
+
+def test_replay_with_equal_seeds_is_equal() -> None:
+    trace = synthetic(SHORT, 30, 20.0, 5)
+    its = contender("adaptive", STEADY)
+    first, second = (replay(STEADY, trace, its, seed=3) for _ in range(2))
+    assert first.outcomes == second.outcomes
+
+
+def test_replay_that_may_miss_few_ends_early() -> None:
+    trace = synthetic(SHORT, 200, 1000.0, 5)
+    strict = replace(STEADY, targets=replace(STEADY.targets, ttft_seconds=0.01))
+    result = replay(strict, trace, contender("fixed", strict), seed=0, max_misses=20)
+    assert not result.is_complete
+    assert len(result.spans) < 60
+
+
+def test_adaptive_when_a_stage_slows_down_knows_within_twenty_cycles() -> None:
+    trace = synthetic(SHORT, 300, 12.0, 5)
+    slow = SCENARIOS["slow-stage"]
+    result = replay(slow, trace, contender("adaptive", slow), seed=0)
+    changed_at = trace[150].arrival
+    costs = [stage.costs for stage in result.insight.stages]
+    decodes = StepWork(4, 4, 0, 1000, 4, 4)
+    assert costs[1].seconds(decodes) > 1.7 * costs[0].seconds(decodes)
+    assert result.insight.stages[1].num_resets >= 1
+    after = [span for span in result.spans if span.sent_at > changed_at + 0.5]
+    seconds = [span.journey.done_at - span.sent_at for span in after if span.work.num_decodes]
+    late = [value for value in seconds if value > 1.3 * slow.targets.tpot_seconds]
+    assert len(late) < 0.02 * len(seconds)
+
+
+def test_adaptive_with_few_decodes_over_a_slow_link_does_not_split() -> None:
+    """vllm#55145: splitting into microbatches loses on slow links."""
+    link = LinkSpec(latency_seconds=0.4)
+    far = replace(STEADY, pipeline=replace(STEADY.pipeline, link=link, shares=(0.5, 0.5)))
+    trace = tuple(TraceRequest(0.0, 20, 80) for _ in range(4))
+    its, other = contender("adaptive", far), contender("fixed", far)
+    result, fixed = replay(far, trace, its, seed=0), replay(far, trace, other, seed=0)
+    assert result.insight.num_steps_in_flight == 1
+    split, whole = summary_of(far, fixed, other), summary_of(far, result, its)
+    assert whole.tpot.p50 <= 1.02 * split.tpot.p50
+    assert whole.num_steps < 0.75 * split.num_steps
+
+
+def test_decodes_of_32_over_four_stages_never_pile_up() -> None:
+    """vllm#41682, #15330, #57433: all decodes pile up in one batch, the other slots run empty."""
+    four = replace(STEADY, limits=replace(STEADY.limits, num_steps_in_flight=4))
+    trace = tuple(TraceRequest(0.0, 64, 200) for _ in range(32))
+    result = replay(four, trace, contender("adaptive", four), seed=0)
+    steady = [span for span in result.spans if not span.work.has_prompts][100:-100]
+    assert max(span.work.num_decodes for span in steady) <= 9
+
+
+@pytest.mark.parametrize("capacity", [0.3, 7.0, 200.0])
+def test_search_finds_the_highest_good_rate(capacity: float) -> None:
+    found = search_goodput(lambda rate: rate <= capacity, start=8.0)
+    assert capacity / 1.05 <= found <= capacity
+
+
+def test_search_where_no_rate_is_good_finds_none() -> None:
+    assert search_goodput(lambda rate: False, start=8.0) == 0.0
+
+
+def test_goodput_with_more_lenient_targets_is_higher() -> None:
+    lenient = replace(STEADY, targets=replace(STEADY.targets, tpot_seconds=1.0, ttft_seconds=9.0))
+    its = contender("fixed", STEADY)
+    assert goodput(lenient, its, 40, seed=0) > goodput(STEADY, its, 40, seed=0)

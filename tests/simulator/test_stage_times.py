@@ -1,0 +1,50 @@
+"""Times read off the measured table."""
+
+import pytest
+
+from runtime.errors import InvalidRequestError
+from scheduler import StepWork
+from simulator.stage_times import Curve, load_times
+
+TIMES = load_times("llama2-70b/h100-80gb/4")
+
+
+def test_curve_is_straight_between_its_points_and_beyond_them() -> None:
+    curve = Curve({0.0: 1.0, 10.0: 3.0, 20.0: 4.0})
+    assert [curve(x) for x in (0, 5, 10, 15, 30)] == [1.0, 2.0, 3.0, 3.5, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds"),
+    [
+        (StepWork(num_tokens=1, num_decodes=1), 0.0296),
+        (StepWork(num_tokens=64, num_decodes=64), 0.0524),
+        (StepWork(num_tokens=512), 0.0596),
+        (StepWork(num_tokens=4096), 0.4422),
+    ],
+)
+def test_times_at_measured_points_are_the_measured_ones(work: StepWork, seconds: float) -> None:
+    assert TIMES.seconds(work) == pytest.approx(seconds, rel=0.02)
+
+
+def test_prompts_beside_decodes_cost_a_tenth_more() -> None:
+    alone = TIMES.seconds(StepWork(num_tokens=1024))
+    mixed = TIMES.seconds(StepWork(num_tokens=1024, num_decodes=4))
+    assert mixed == pytest.approx(1.1 * alone)
+
+
+def test_attention_of_one_long_prompt_costs_more_than_of_many_short_ones() -> None:
+    short = TIMES.seconds(StepWork(num_tokens=8192, prefill_attention=16 * 512**2))
+    long = TIMES.seconds(StepWork(num_tokens=8192, prefill_attention=8192**2))
+    assert long == pytest.approx(0.9536, rel=0.01)
+    assert short < long
+
+
+def test_run_that_failed_half_way_is_left_out() -> None:
+    times = load_times("llama2-70b/h100-80gb/2")
+    assert times.seconds(StepWork(num_tokens=32_768)) > times.seconds(StepWork(num_tokens=16_384))
+
+
+def test_unknown_hardware_names_the_known_ones() -> None:
+    with pytest.raises(InvalidRequestError, match="llama2-70b/h100-80gb/4"):
+        load_times("llama2-70b/abacus/1")

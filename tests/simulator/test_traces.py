@@ -1,0 +1,87 @@
+"""Traces: read, made, stretched."""
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import InvalidRequestError
+from simulator.traces import (
+    Lengths,
+    LoadShape,
+    TraceRequest,
+    at_rate,
+    fit,
+    mean_rate,
+    read_trace,
+    synthetic,
+)
+
+SHAPE = LoadShape(Lengths(100, 0.5, 300), Lengths(10, 0.5, 30), burstiness=4.0)
+
+
+@pytest.fixture
+def data() -> Path:
+    return Path(str(resources.files("simulator") / "data"))
+
+
+def test_azure_trace_begins_at_zero_with_its_lengths(data: Path) -> None:
+    trace = read_trace(data / "azure_code_2023_head.csv")
+    assert trace[0] == TraceRequest(0.0, 4808, 10)
+    assert trace[1].arrival == pytest.approx(0.052)
+    assert len(trace) == 600
+
+
+def test_mooncake_trace_has_equal_tokens_where_hashes_are_equal(data: Path) -> None:
+    first, second, *_ = read_trace(data / "mooncake_conversation_head.jsonl", max_requests=10)
+    ids = [first.prompt_ids(1), second.prompt_ids(2)]
+    assert [len(prompt) for prompt in ids] == [6758, 7322]
+    assert ids[0][:512] == ids[1][:512]
+    assert ids[0][512] != ids[1][512]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n"),
+        ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03.9799600,5\n"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnever,5,5\n"),
+        ("a.jsonl", "{]\n"),
+        ("a.jsonl", '{"timestamp": 0}\n'),
+    ],
+)
+def test_file_that_is_no_trace_is_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidRequestError, match=name):
+        read_trace(tmp_path / name)
+
+
+def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"none\.csv"):
+        read_trace(tmp_path / "none.csv")
+
+
+def test_synthetic_trace_has_its_rate_lengths_and_seed() -> None:
+    trace = synthetic(SHAPE, 4000, rate=5.0, seed=3)
+    assert mean_rate(trace) == pytest.approx(5.0, rel=0.2)
+    assert all(1 <= request.num_prompt_tokens <= 300 for request in trace)
+    assert trace == synthetic(SHAPE, 4000, rate=5.0, seed=3)
+    assert trace != synthetic(SHAPE, 4000, rate=5.0, seed=4)
+
+
+@pytest.mark.parametrize("rate", [0.5, 20.0])
+def test_at_rate_stretches_arrivals_only(rate: float) -> None:
+    trace = synthetic(SHAPE, 50, rate=5.0, seed=3)
+    stretched = at_rate(trace, rate)
+    assert mean_rate(stretched) == pytest.approx(rate)
+    lengths: Callable[[TraceRequest], tuple[int, int]] = lambda request: (  # noqa: E731
+        request.num_prompt_tokens,
+        request.num_output_tokens,
+    )
+    assert list(map(lengths, trace)) == list(map(lengths, stretched))
+
+
+def test_fit_cuts_what_the_context_cannot_hold() -> None:
+    cut = fit([TraceRequest(0.0, 500, 10), TraceRequest(0.0, 90, 30)], max_model_len=100)
+    assert [(each.num_prompt_tokens, each.num_output_tokens) for each in cut] == [(99, 1), (90, 10)]
