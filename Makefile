@@ -3,12 +3,14 @@ PYTHON ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-compose check coverage proto setup clean
+.PHONY: help demo test test-clients test-compose test-ops check coverage proto setup clean
 
 help:
 	@echo "make demo      start a 2-stage mesh on the bundled model and stream one answer"
 	@echo "make test      lint, types, layers, protos, then all tests"
 	@echo "make test-compose  build the image, run meshes of containers; needs a Docker engine"
+	@echo "make test-clients  the tests with outside clients only"
+	@echo "make test-ops  a real Prometheus against a mesh; needs prometheus installed"
 	@echo "make check     lint, types, layers and protos only"
 	@echo "make coverage  all tests, with a coverage report"
 	@echo "make proto     regenerate protos/*_pb2*"
@@ -24,6 +26,12 @@ test: $(READY)
 
 test-compose: $(READY)
 	@$(VENV)/bin/pytest tests/compose/compose_suite.py
+
+test-clients: $(READY)
+	@$(VENV)/bin/pytest tests/clients
+
+test-ops: $(READY)
+	@$(VENV)/bin/pytest tests/ops/ops_suite.py
 
 check: $(READY)
 	@scripts/check

@@ -1,4 +1,6 @@
-"""Time that the scheduler needs for one step: `schedule()` and, with its result, `update()`.
+"""Time that the scheduler needs for one step: `schedule()`, and with its result `update()`.
+
+`update` includes what the stages tell of the step (`observe`), four of them.
 
 Each load keeps a number of requests running for ever: whoever ends is replaced, so that steps carry
 decodes, prompts, openings and releases as in a busy server. Decodes are spread over the steps in
@@ -14,14 +16,24 @@ from itertools import product
 
 from rich.console import Console
 
-from runtime.step import SampledToken, SlotSampling, Step
-from scheduler import FixedPolicy, Scheduler, SchedulerLimits, SequenceRequest
+from runtime.step import SampledToken, SlotSampling, StageTiming, Step
+from scheduler import (
+    POLICY_NAMES,
+    PolicyOptions,
+    Scheduler,
+    SchedulerLimits,
+    SequenceRequest,
+    StageRecord,
+    make_policy,
+)
+from scheduler.policies import AdaptiveOptions, MultiplicativeOptions, PolicyName
 from stagemesh.render import compact_table
 
 PROMPT_TOKENS = 256
 MAX_TOKENS = 128
 BLOCK_SIZE = 16
 MAX_STEP_TOKENS = 2048
+NUM_STAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +49,10 @@ class StepFigures:
 class EndlessLoad:
     """A scheduler that always has as many requests as it may run, and a line of waiting ones."""
 
-    def __init__(self, num_running: int, num_steps_in_flight: int, num_waiting: int) -> None:
+    def __init__(
+        self, policy: PolicyName, num_running: int, num_steps_in_flight: int, num_waiting: int
+    ) -> None:
+        self.policy = policy
         self.num_running = num_running
         self.num_steps_in_flight = num_steps_in_flight
         blocks_per_sequence = (PROMPT_TOKENS + MAX_TOKENS) // BLOCK_SIZE + 1
@@ -50,7 +65,13 @@ class EndlessLoad:
             num_steps_in_flight=num_steps_in_flight,
             max_waiting=num_running + num_waiting,
         )
-        self.scheduler = Scheduler(limits, FixedPolicy(MAX_STEP_TOKENS))
+        options = PolicyOptions(
+            max_step_tokens=MAX_STEP_TOKENS,
+            multiplicative=MultiplicativeOptions(base_size=MAX_STEP_TOKENS, min_size=512),
+            adaptive=AdaptiveOptions(tpot_seconds=0.5),
+        )
+        self.scheduler = Scheduler(limits, make_policy(policy, options))
+        self.now = 0.0
         self._num_requests = 0
         for _ in range(num_running + num_waiting):
             self.add_request()
@@ -72,9 +93,17 @@ class EndlessLoad:
     def fill(self) -> list[Step]:
         """Sends until enough steps are in flight; returns them, oldest first."""
         steps: list[Step] = []
-        while (step := self.scheduler.schedule(now=0.0)) is not None:
+        while (step := self.scheduler.schedule(self.now)) is not None:
             steps.append(step)
         return steps
+
+    def observe(self, step: Step) -> None:
+        """What the stages tell of a step; it took them as long as its rows."""
+        seconds = 0.005 + 0.00002 * step.num_tokens
+        self.now += seconds
+        for stage in range(NUM_STAGES):
+            timing = StageTiming(compute_seconds=seconds, idle_seconds=0.001)
+            self.scheduler.observe(StageRecord(step.number, stage, timing))
 
 
 def measure(load: EndlessLoad, num_steps: int) -> list[StepFigures]:
@@ -85,22 +114,24 @@ def measure(load: EndlessLoad, num_steps: int) -> list[StepFigures]:
         done = in_flight.popleft()
         sampled = [SampledToken(chunk.slot, 2) for chunk in done.chunks if chunk.sample]
         started = time.perf_counter()
-        events = load.scheduler.update(done.number, sampled, now=0.0)
+        load.observe(done)
+        events = load.scheduler.update(done.number, sampled, load.now)
         update_seconds = time.perf_counter() - started
         for event in events:
             if event.finish_reason is not None:
                 load.add_request()
         started = time.perf_counter()
-        step = load.scheduler.schedule(now=0.0)
+        step = load.scheduler.schedule(load.now)
         schedule_seconds = time.perf_counter() - started
-        assert step is not None, "a busy scheduler always has a step to send"
-        in_flight.append(step)
+        in_flight += [*(() if step is None else (step,)), *load.fill()]
+        if step is None:
+            continue  # the policy wants fewer in flight
         num_decodes = sum(len(chunk.token_ids) == 1 for chunk in step.chunks)
         figures.append(StepFigures(num_decodes, step.num_tokens, schedule_seconds, update_seconds))
     while in_flight:
         step = in_flight.popleft()
         sampled = [SampledToken(chunk.slot, 2) for chunk in step.chunks if chunk.sample]
-        load.scheduler.update(step.number, sampled, now=0.0)
+        load.scheduler.update(step.number, sampled, load.now)
     load.scheduler.check_integrity()
     return figures
 
@@ -123,7 +154,8 @@ def row_of(load: EndlessLoad, num_steps: int) -> list[str]:
         statistics.median(step.num_decodes for step in steps),
         statistics.median(step.num_tokens for step in steps),
     ]
-    return [*(f"{count:.0f}" for count in counts), *(f"{1000 * value:.3f}" for value in seconds)]
+    cells = [f"{count:.0f}" for count in counts]
+    return [load.policy, *cells, *(f"{1000 * value:.3f}" for value in seconds)]
 
 
 def main() -> None:
@@ -133,13 +165,15 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, nargs="+", default=[4, 1], help="steps in flight")
     parser.add_argument("--waiting", type=int, default=100, help="requests in line besides")
     parser.add_argument("--steps", type=int, default=1000, help="steps that are timed per load")
+    parser.add_argument("--policy", nargs="+", choices=POLICY_NAMES, default=["fixed", "adaptive"])
     options = parser.parse_args()
-    headings: tuple[str, ...] = ("running", "in flight", "decodes", "tokens")
+    headings: tuple[str, ...] = ("policy", "running", "in flight", "decodes", "tokens")
     headings += ("schedule", "update", "both", "p99", "slowest")
     title = "per step: what it carries, and the milliseconds to schedule and update it"
     table = compact_table(title, *headings, justify="right")
-    for num_running, num_in_flight in product(options.running, options.in_flight):
-        load = EndlessLoad(num_running, num_in_flight, options.waiting)
+    loads = product(options.policy, options.running, options.in_flight)
+    for policy, num_running, num_in_flight in loads:
+        load = EndlessLoad(policy, num_running, num_in_flight, options.waiting)
         table.add_row(*row_of(load, options.steps))
     Console().print(table)
 

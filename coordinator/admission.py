@@ -22,7 +22,13 @@ from coordinator.slot_sampling import slot_sampling
 from coordinator.stop_strings import StopStrings
 from coordinator.texts import token_ids
 from coordinator.validation import check_min_tokens, check_num_logprobs, check_request
-from runtime.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError, QueueFullError
+from runtime.errors import (
+    EmptyPromptError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestCancelledError,
+)
 from runtime.logs import get_logger
 from scheduler import FinishReason, SequenceRequest
 
@@ -36,6 +42,14 @@ class _Tokenized:
     request: GenerationRequest
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Admitted:
+    """What it takes to end a request from outside its call."""
+
+    output: OutputStream
+    generations: tuple[Generation, ...]
 
 
 class Admission:
@@ -54,6 +68,8 @@ class Admission:
         self._max_model_len = max_model_len
         self.max_prompts = max_waiting
         self._num_early = 0
+        # Requests between their admission and their end, by the ids that clients gave them.
+        self._admitted: dict[str, list[_Admitted]] = {}
         self._sequence_ids = itertools.count(1)
 
     @asynccontextmanager
@@ -70,6 +86,8 @@ class Admission:
         output, generations = self._generations(tokenized, model, arrival)
         scheduled = [g for g in generations if g.request.max_tokens > 0]
         log = _log.bind(request_id=request.request_id)
+        admitted = _Admitted(output, tuple(scheduled))
+        self._admitted.setdefault(request.request_id, []).append(admitted)
         try:
             self._engine.submit(scheduled)
             log.info("request_admitted", num_prompt_tokens=[len(p) for p in tokenized.prompts])
@@ -78,8 +96,33 @@ class Admission:
                     generation.finish(FinishReason.LENGTH, self._engine.clock())
             yield output
         finally:
+            self._forget(request.request_id, admitted)
             num_unfinished = self._engine.cancel(scheduled)
             log.info("request_ended", num_unfinished=num_unfinished)
+
+    def cancel(self, request_id: str) -> int:
+        """Ends the requests of that id with `RequestCancelledError`; how many there were.
+
+        Ids are the clients': several requests may have the same.
+        """
+        admitted = self._admitted.get(request_id, ())
+        for request in admitted:
+            request.output.fail(RequestCancelledError())
+            self._engine.cancel(request.generations)
+        return len(admitted)
+
+    def max_model_len(self, model: ServedModel) -> int:
+        """The longest prompt and answer together: the replica's, once there was one."""
+        limits = self._engine.limits
+        most = self._max_model_len or model.config.max_position_embeddings
+        return limits.max_model_len if limits is not None else most
+
+    def _forget(self, request_id: str, admitted: "_Admitted") -> None:
+        others = [other for other in self._admitted[request_id] if other is not admitted]
+        if others:
+            self._admitted[request_id] = others
+        else:
+            del self._admitted[request_id]
 
     async def model(self) -> ServedModel:
         """The served model, once it is loaded; raises `QueueFullError` if too many wait for it."""
@@ -92,9 +135,7 @@ class Admission:
             self._num_early -= 1
 
     async def _tokenize(self, request: GenerationRequest, model: ServedModel) -> _Tokenized:
-        limits = self._engine.limits
-        most = self._max_model_len or model.config.max_position_embeddings
-        longest = limits.max_model_len if limits is not None else most
+        longest = self.max_model_len(model)
         prompts = tuple([await token_ids(prompt, model, longest - 1) for prompt in request.prompts])
         for index, prompt in enumerate(prompts):
             if not prompt:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
 from coordinator.engine import Engine
-from coordinator.membership import Membership
+from coordinator.membership import Member, Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from coordinator.replica import Replica
@@ -126,6 +126,18 @@ class Coordinator:
         metrics.kv_blocks.labels("0", "free").set_function(
             lambda: engine.num_blocks - engine.num_blocks_used
         )
+        metrics.kv_utilization.labels("0").set_function(
+            lambda: engine.num_blocks_used / max(1, engine.num_blocks)
+        )
+        metrics.replica_serving.labels("0").set_function(lambda: self.is_ready)
+        metrics.workers.labels("used").set_function(lambda: len(self._used_workers()))
+        metrics.workers.labels("spare").set_function(
+            lambda: len(self.membership.members) - len(self._used_workers())
+        )
+
+    def _used_workers(self) -> list[Member]:
+        used = self.replica.members if self.replica else ()
+        return [member for member in self.membership.members if member in used]
 
     def _give_up(self, error: StagemeshError) -> None:
         self._failure = str(error)

@@ -12,20 +12,22 @@ from dataclasses import replace
 from coordinator.epoch import EpochStreams
 from coordinator.generation import Generation
 from coordinator.step_loop import Clock, StepListener, StepLoop
+from coordinator.suspects import Suspects
 from coordinator.telemetry import observe_finish
 from runtime.errors import (
     EpochEndedError,
-    PromptTooLongError,
     QueueFullError,
     RequestCancelledError,
     StagemeshError,
+    TooManyLogprobsError,
 )
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import Step
-from scheduler import Policy, Scheduler, SchedulerLimits, TokenEvent
+from scheduler import FinishReason, Policy, Scheduler, SchedulerLimits, TokenEvent
 
-# A request that was running when this many epochs ended may be what ends them.
-MAX_EPOCH_ENDS = 2
+# Log-probabilities that one step may have to report: its result stays far below the 16 MiB of a
+# message, and turning it over takes the event loop a fraction of a second.
+MAX_LOGPROBS_PER_STEP = 1 << 18
 
 
 class Engine:
@@ -48,8 +50,8 @@ class Engine:
         self._step_seconds = step_seconds
         self._metrics = metrics
         self._generations: dict[int, Generation] = {}
-        # Sequences that some step of this epoch carried: an end of the epoch counts against them.
-        self._present: set[int] = set()
+        self._num_logprobs = 0
+        self._suspects = Suspects(self._isolate)
         self._refusal: StagemeshError | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -94,15 +96,17 @@ class Engine:
     def submit(self, generations: Sequence[Generation]) -> None:
         """Puts the prompts of one request in line: all of them, or none and an error.
 
-        Raises `QueueFullError`, and whatever `refuse` was told.
+        Raises `QueueFullError`, `TooManyLogprobsError`, and whatever `refuse` was told.
         """
         if self._refusal is not None:
             # Raised over and over: its traceback, and the frames in it, must not pile up.
             raise self._refusal.with_traceback(None)
         if self.num_waiting + len(generations) > self._max_waiting:
             raise QueueFullError(num_waiting=self.num_waiting, limit=self._max_waiting)
+        self._check_logprobs(generations)
         for generation in generations:
             self._generations[generation.sequence_id] = generation
+            self._num_logprobs += generation.request.sampling.num_logprobs
             self._idle.clear()
             self._metrics.prompt_tokens.inc(len(generation.request.prompt_ids))
             if self.scheduler is not None:
@@ -141,14 +145,14 @@ class Engine:
         return StepLoop(scheduler, streams, self.wake, listener, self._step_seconds, self.clock)
 
     def end_epoch(self, cause: StagemeshError) -> None:
-        """Puts everything that ran back in line, but for what was there at too many ends."""
-        for sequence_id in self._present & self._generations.keys():
-            generation = self._generations[sequence_id]
-            generation.num_epoch_ends += 1
-            if generation.num_epoch_ends >= MAX_EPOCH_ENDS:
-                detail = f"the request ran at {MAX_EPOCH_ENDS} ends; the last one: {cause}"
-                self._fail(generation, EpochEndedError(cause=cause.code, detail=detail))
-        self._present.clear()
+        """Puts everything that ran back in line, but for what ended it running alone."""
+        end = EpochEndedError.by(cause)
+        self._metrics.epoch_ends.labels("0", end.cause).inc()
+        culprit = self._suspects.end_epoch()
+        if culprit is not None:
+            num_ends = self._suspects.num_ends(culprit)
+            who = f"the request ran at {num_ends} ends, at the last one alone"
+            self._fail(self._generations[culprit], EpochEndedError.by(cause, who))
         if self.limits is not None:
             self._restart(self.limits)
 
@@ -157,14 +161,17 @@ class Engine:
         assert self.scheduler is not None
         for opening in step.opened_slots:
             sequence_id = self.scheduler.sequence_in_slot(opening.slot)
-            self._present.add(sequence_id)
+            self._suspects.started(sequence_id)
             self._generations[sequence_id].started(now)
 
     def on_token(self, event: TokenEvent, now: float) -> None:
         """Delivers a token to its client's stream."""
         self._metrics.generated_tokens.inc()
         generation = self._generations[event.sequence_id]
+        if generation.last_token is not None:
+            self._metrics.inter_token_latency.observe(now - generation.last_token)
         finish = generation.push(event.token, event.finish_reason, now)
+        self._suspects.got_on(event.sequence_id)
         if finish is not None:
             self._forget(event.sequence_id)
             observe_finish(self._metrics, finish)
@@ -183,12 +190,26 @@ class Engine:
             self._schedule(generation)
 
     def _restart(self, limits: SchedulerLimits) -> None:
-        """Everything waits again; what cannot fit the new limits is told so."""
+        """Everything waits again, but for what the new limits have no room for."""
         assert self.scheduler is not None
         for sequence_id in self.scheduler.restart(limits):
-            prompt_len = len(self._generations[sequence_id].request.prompt_ids)
-            error = PromptTooLongError(num_tokens=prompt_len, max_tokens=limits.max_model_len - 1)
-            self._fail(self._generations[sequence_id], error)
+            self._end_unfit(self._generations[sequence_id], limits)
+        self._isolate(self._suspects.alone)
+
+    def _end_unfit(self, generation: Generation, limits: SchedulerLimits) -> None:
+        """Ends what cannot go on: at its length if its prompt fits, else with the numbers."""
+        request = generation.request
+        try:
+            limits.check_fits(len(request.prompt_ids), request.max_tokens)
+        except StagemeshError as error:
+            self._fail(generation, error)
+        else:
+            self._forget(generation.sequence_id)
+            observe_finish(self._metrics, generation.finish(FinishReason.LENGTH, self.clock()))
+
+    def _isolate(self, sequence_id: int | None) -> None:
+        if self.scheduler is not None:
+            self.scheduler.isolate(sequence_id)
 
     def _schedule(self, generation: Generation) -> None:
         """Hands a prompt to the scheduler, with no more tokens to generate than the context has."""
@@ -217,8 +238,18 @@ class Engine:
         self.wake.set()
         return True
 
+    def _check_logprobs(self, generations: Sequence[Generation]) -> None:
+        num_logprobs = sum(each.request.sampling.num_logprobs for each in generations)
+        if num_logprobs and self._num_logprobs + num_logprobs > MAX_LOGPROBS_PER_STEP:
+            raise TooManyLogprobsError(
+                num_logprobs=num_logprobs,
+                num_others=self._num_logprobs,
+                limit=MAX_LOGPROBS_PER_STEP,
+            )
+
     def _forget(self, sequence_id: int) -> None:
-        del self._generations[sequence_id]
-        self._present.discard(sequence_id)
+        generation = self._generations.pop(sequence_id)
+        self._num_logprobs -= generation.request.sampling.num_logprobs
+        self._suspects.forget(sequence_id)
         if not self._generations:
             self._idle.set()

@@ -6,28 +6,24 @@ decides what to send.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any
 
 import grpc
 import grpc.aio
 
+from coordinator.epoch_end import raise_end
 from coordinator.stages import EpochPlan, ForwardCall, ResultsCall, StageLink
 from protos import stage_pb2
 from runtime.errors import (
     EpochEndedError,
     FrameError,
-    StagemeshError,
     StepGapError,
     WindowExceededError,
-    find_error,
 )
-from runtime.rpc import error_from_rpc
+from runtime.rpc import epoch_end_from_rpc
 from runtime.step import SampledToken, StageTiming, Step, StepResult
 from runtime.step_codec import result_from_proto, step_to_header
-from runtime.tasks import run_apart
 
 RecordFn = Callable[[int, StageTiming], None]
 
@@ -48,7 +44,6 @@ class EpochStreams:
         self._epoch = plan.epoch
         self._forward = forward
         self._window = plan.window
-        self._max_sequences = plan.max_sequences
         self._send_seconds = send_seconds
         self._wake = wake
         self._credits = [plan.window] * len(forward)
@@ -80,7 +75,10 @@ class EpochStreams:
             detail = f"stage 0 did not take step {step.number} within {self._send_seconds:g} s"
             raise EpochEndedError(cause="send_timeout", detail=detail) from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            raise _ended("stage 0", error) from None
+            end = _ended("stage 0", error)
+        else:
+            return
+        await raise_end(end)
 
     def take_results(self) -> list[StepResult]:
         """The last stage's results since the last call, in order."""
@@ -90,41 +88,35 @@ class EpochStreams:
     async def read_credits(self, rank: int) -> None:
         """Never returns: counts the credits of one rank of stage 0 until its stream ends."""
         call = self._forward[rank]
+        end = _closed("stage 0 closed its stream")
+        expected = 0
         try:
-            async for _ in call:
+            async for credit in call:
+                if self._credits[rank] >= self._window:
+                    raise WindowExceededError(step=credit.step, window=self._window)
+                if credit.step != expected:
+                    raise FrameError(what="step of a credit", expected=expected, actual=credit.step)
+                expected += 1
                 self._credits[rank] += 1
-                if self._credits[rank] > self._window:
-                    raise WindowExceededError(step=self._num_sent, window=self._window)
                 self._wake.set()
         except grpc.aio.AioRpcError as error:
-            raise _ended("stage 0", error) from None
-        raise EpochEndedError(cause="stream_closed", detail="stage 0 closed its stream")
+            end = _ended("stage 0", error)
+        await raise_end(end)
 
     async def read_results(
         self, stage: int, call: ResultsCall, record: RecordFn, vocab_size: int | None
     ) -> None:
         """Never returns: reads one stage's results; the last stage's carry `vocab_size`."""
+        end = _closed(f"stage {stage} closed its results")
         expected = 0
-        sampled: list[SampledToken] = []
         try:
             async for message in call:
                 if message.HasField("failure"):
-                    failure = message.failure
-                    detail = f"stage {stage} at step {failure.step}: {failure.message}"
-                    raise EpochEndedError(cause=failure.code, detail=detail)
+                    end = _told(stage, message.failure)
+                    break
                 result = result_from_proto(message)
                 if result.step != expected or expected >= self._num_sent:
                     raise StepGapError(expected=expected, actual=result.step)
-                sampled.extend(result.sampled)
-                if len(sampled) > self._max_sequences:
-                    raise FrameError(
-                        what=f"tokens of step {expected}",
-                        expected=f"at most {self._max_sequences}",
-                        actual=len(sampled),
-                    )
-                if message.more:
-                    continue
-                result, sampled = replace(result, sampled=tuple(sampled)), []
                 expected += 1
                 record(stage, result.timing)
                 if vocab_size is not None:
@@ -132,8 +124,8 @@ class EpochStreams:
                     self._results.append(result)
                     self._wake.set()
         except grpc.aio.AioRpcError as error:
-            raise _ended(f"stage {stage}", error) from None
-        raise EpochEndedError(cause="stream_closed", detail=f"stage {stage} closed its results")
+            end = _ended(f"stage {stage}", error)
+        await raise_end(end)
 
 
 @asynccontextmanager
@@ -173,18 +165,6 @@ async def open_streams(
             call.cancel()
 
 
-async def end_of(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
-    """Runs an epoch to its end, which is always an error, and returns the first one in it."""
-    try:
-        await run_apart(epoch)
-    except Exception as error:
-        cause = find_error(error)
-        if cause is None:
-            raise
-        return cause
-    raise AssertionError("an epoch ends with an error only")
-
-
 def _check_sampled(sampled: Sequence[SampledToken], vocab_size: int) -> None:
     for token in sampled:
         if token.token_id >= vocab_size:
@@ -203,6 +183,14 @@ def _check_sampled(sampled: Sequence[SampledToken], vocab_size: int) -> None:
 
 def _ended(who: str, error: grpc.aio.AioRpcError | asyncio.InvalidStateError) -> EpochEndedError:
     if isinstance(error, grpc.aio.AioRpcError):
-        code, message = error_from_rpc(error)
-        return EpochEndedError(cause=code, detail=f"{who}: {message}")
-    return EpochEndedError(cause="stream_closed", detail=f"{who} closed its stream")
+        return epoch_end_from_rpc(error, who)
+    return _closed(f"{who} closed its stream")
+
+
+def _told(stage: int, failure: stage_pb2.StageFailure) -> EpochEndedError:
+    detail = f"stage {stage} at step {failure.step}: {failure.message}"
+    return EpochEndedError(cause=failure.code, detail=detail)
+
+
+def _closed(detail: str) -> EpochEndedError:
+    return EpochEndedError(cause="stream_closed", detail=detail)

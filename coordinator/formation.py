@@ -11,7 +11,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.plan import served_len
 from coordinator.stages import EpochPlace, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
-from runtime.errors import FingerprintMismatchError
+from runtime.errors import FingerprintMismatchError, WorkerRefusedError
 from scheduler import SchedulerLimits
 
 # The ranks of one stage, by rank; a replica is a tuple of them, by stage.
@@ -41,9 +41,10 @@ async def _load_part(
         link.member.loaded = None
         report = await link.load(assignment, progress.update)
     if report.weights_fingerprint != assignment.weights_fingerprint:
-        raise FingerprintMismatchError(
+        mismatch = FingerprintMismatchError(
             expected=assignment.weights_fingerprint, actual=report.weights_fingerprint
         )
+        raise WorkerRefusedError(worker=link.member.name, reason=str(mismatch))
     link.member.loaded = LoadedPart(assignment, report)
     progress.finish(report)
     return report

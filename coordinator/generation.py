@@ -19,7 +19,8 @@ class Generation:
     ) -> None:
         """`number` is the choice's in `output`."""
         self.request = request
-        self.num_epoch_ends = 0
+        # When its latest token came, in the clock's seconds.
+        self.last_token: float | None = None
         self._number = number
         self._text = text
         self._output = output
@@ -44,6 +45,7 @@ class Generation:
         """
         if self._first_token is None:
             self._first_token = now
+        self.last_token = now
         self._num_tokens += 1
         # The token that stops generation is reported, its text is not part of the answer.
         stops = reason is FinishReason.STOP

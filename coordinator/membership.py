@@ -37,10 +37,14 @@ class WorkerIdentity:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One joined worker process; `loaded` is what this coordinator made it load."""
+    """One joined worker process; `loaded` is what this coordinator made it load.
+
+    `has_served` says that a canary came out right through it.
+    """
 
     identity: WorkerIdentity
     loaded: LoadedPart | None = None
+    has_served: bool = False
     gone_reason: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -92,12 +96,6 @@ class Membership:
         member.gone.set()
         self._changed.set()
 
-    def expel(self, name: str, reason: str) -> None:
-        """Takes out the worker that answers at `name`, if it is still in."""
-        for member in self.members:
-            if member.name == name:
-                self.leave(member, reason)
-
     async def wait_for(self, num_workers: int) -> tuple[Member, ...]:
         """All members, as soon as there are at least `num_workers`."""
         while len(self._members) < num_workers:
@@ -106,13 +104,15 @@ class Membership:
         return self.members
 
     def _refusal(self, identity: WorkerIdentity) -> str:
-        texts = (identity.build, identity.worker_id, identity.node, identity.address)
+        addresses = [each for each in (identity.address, identity.metrics_address) if each]
+        texts = (identity.build, identity.worker_id, identity.node, *addresses)
         if not identity.worker_id or not identity.address:
             return "hello names no worker id or no address"
         if any(len(text) > MAX_FIELD_LENGTH for text in texts):
             return f"a field of hello is longer than {MAX_FIELD_LENGTH} characters"
         try:
-            split_address(identity.address)
+            for address in addresses:
+                split_address(address)
         except InvalidRequestError as error:
             return error.problem
         for member in self.members:

@@ -128,4 +128,5 @@ def _identity(hello: mesh_pb2.Hello) -> WorkerIdentity:
         device_name=hello.device.name,
         memory_bytes=hello.device.memory_bytes,
         pid=hello.pid,
+        metrics_address=hello.metrics_address,
     )

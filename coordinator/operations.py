@@ -104,6 +104,7 @@ def _worker_info(member: Member, replica: Replica | None) -> mesh_pb2.WorkerInfo
             memory_bytes=identity.memory_bytes,
         ),
         pid=identity.pid,
+        metrics_address=identity.metrics_address,
     )
     return mesh_pb2.WorkerInfo(hello=hello, state=_worker_state(member, replica))
 

@@ -12,8 +12,8 @@ from coordinator.requests import Finish, Update
 from runtime.errors import StagemeshError
 from runtime.step import SampledToken
 
-# Log-probabilities in one update: keeps its message far below the 16 MiB that a peer accepts.
-MAX_LOGPROBS_PER_UPDATE = 1 << 18
+# Log-probabilities in one update: making its message takes the event loop some 50 ms, at most.
+MAX_LOGPROBS_PER_UPDATE = 1 << 16
 
 
 @dataclass(slots=True)

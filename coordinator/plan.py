@@ -14,18 +14,25 @@ from runtime.model_config import ModelConfig
 from runtime.model_store import BUNDLED_MODEL
 from scheduler import check_layers, make_plan, split_layers
 
+# The share of a stage's time that goes to decode steps, for a mix of prompts and answers.
+_HEAD_DUTY = 0.5
+
 
 def head_cost_in_layers(config: ModelConfig) -> float:
     """What the output head costs, in layers.
 
     A decode step is bound by reading weights, so a part costs what it weighs: the head
-    vocab x hidden, a layer its attention and its three MLP matrices. The embedding is a lookup of
-    few rows and costs nothing.
+    vocab x hidden, a layer its attention and its three MLP matrices, those of all its experts where
+    it has several. Prefill computes the head for a prompt's last token alone, next to nothing;
+    `_HEAD_DUTY` stands between the two. The embedding is a lookup of few rows and costs nothing.
     """
     hidden = config.hidden_size
     attention = 2 * hidden * config.head_dim * (config.num_heads + config.num_kv_heads)
-    mlp = 3 * hidden * config.intermediate_size
-    return config.vocab_size * hidden / (attention + mlp)
+    width = config.intermediate_size
+    if config.experts is not None:
+        width = config.experts.num_experts * config.experts.intermediate_size
+    mlp = 3 * hidden * width
+    return _HEAD_DUTY * config.vocab_size * hidden / (attention + mlp)
 
 
 def plan_replica(

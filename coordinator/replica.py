@@ -14,32 +14,29 @@ from coordinator.assignment import Assignment
 from coordinator.canary import CanaryReference
 from coordinator.canary_run import check_route, find_reference
 from coordinator.engine import Engine
-from coordinator.epoch import end_of, open_streams
+from coordinator.epoch import open_streams
+from coordinator.epoch_end import end_of
 from coordinator.formation import Ranks, by_stage, load_parts, make_limits, open_epoch
 from coordinator.membership import Member, Membership
 from coordinator.options import CoordinatorOptions
+from coordinator.patience import LASTING, Patience
 from coordinator.phases import NEXT_PHASES, Phase
 from coordinator.plan import place
 from coordinator.served_model import ServedModel
 from coordinator.stages import EpochId, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import (
-    BadRequestError,
-    BrokenModelError,
     NotReadyError,
-    RefusedWorkerError,
     StagemeshError,
     WorkerDiedError,
+    WorkerFailedError,
+    WorkerRefusedError,
 )
 from runtime.logs import get_logger
 from runtime.version import BUILD
 from scheduler import SchedulerLimits
 
-# Before it serves, these say that the next try would end the same way.
-_BEYOND_REPAIR = (BadRequestError, BrokenModelError, RefusedWorkerError)
-
-# Tries in a row that failed in the very same words: the next one would too.
-_MAX_EQUAL_FAILURES = 5
+_NAMES_WORKER = (WorkerDiedError, WorkerFailedError, WorkerRefusedError)
 
 _log = get_logger()
 
@@ -76,8 +73,7 @@ class Replica:
         self._model = model
         self._options = options
         self._canary_progress = ""
-        self._num_failures = 0
-        self._num_equal_failures = 0
+        self._patience = Patience(options.backoff_seconds, options.max_backoff_seconds)
         self._membership = membership
         self._log = _log.bind(replica=number)
 
@@ -103,19 +99,28 @@ class Replica:
             members = await self._membership.wait_for(len(self.assignments))
             self._enter(Phase.LOADING)
             cause = await end_of(self._run_epoch(place(self.assignments, members)))
-            self._count_failure(cause)
-            if self._is_beyond_repair(cause):
+            self.last_cause = str(cause)
+            self._patience.count(cause, has_just_served=self.is_serving)
+            if self._patience.is_over(cause):
                 self._give_up(cause)
                 return
             self._enter(Phase.ENDED)
             self._log.warning("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
             self.engine.end_epoch(cause)
-            self.members = ()
-            if isinstance(cause, WorkerDiedError):
+            for member in self._culprits(cause):
                 # Whoever is alive joins anew, behind those that have not been tried.
-                self._membership.expel(cause.worker, cause.detail)
-            await asyncio.sleep(self._backoff_seconds())
+                self._membership.leave(member, self.last_cause)
+            self.members = ()
+            await asyncio.sleep(self._patience.pause_seconds)
             self._enter(Phase.WAITING)
+
+    def _culprits(self, cause: StagemeshError) -> list[Member]:
+        """Whom the end speaks against: the worker it names, else those that never served."""
+        if isinstance(cause, _NAMES_WORKER):
+            return [member for member in self.members if member.name == cause.worker]
+        if isinstance(cause, LASTING):
+            return [member for member in self.members if not member.has_served]
+        return []
 
     async def _run_epoch(self, members: tuple[Member, ...]) -> None:
         """Never returns: one try from loading to serving, over when anything in it fails."""
@@ -179,22 +184,10 @@ class Replica:
             make_loop = partial(engine.make_loop, streams)
             await check_route(make_loop, limits, reference, options.dtype)
             self._enter(Phase.SERVING)
+            for member in self.members:
+                member.has_served = True
             self._log_start(limits)
             await engine.serve(streams, limits)
-
-    def _count_failure(self, cause: StagemeshError) -> None:
-        is_same = str(cause) == self.last_cause
-        self.last_cause = str(cause)
-        self._num_failures = 0 if self.is_serving else self._num_failures + 1
-        self._num_equal_failures = self._num_equal_failures + 1 if is_same else 1
-
-    def _is_beyond_repair(self, cause: StagemeshError) -> bool:
-        if self.is_serving:
-            return False
-        is_repeated = min(self._num_failures, self._num_equal_failures) >= _MAX_EQUAL_FAILURES
-        if is_repeated and not isinstance(cause, WorkerDiedError):
-            return True
-        return isinstance(cause, _BEYOND_REPAIR)
 
     def _give_up(self, cause: StagemeshError) -> None:
         self.failure = str(cause)
@@ -209,11 +202,6 @@ class Replica:
         self.phase = phase
         self._log.info("replica_phase", phase=phase.name.lower())
         self._changed.set()
-
-    def _backoff_seconds(self) -> float:
-        """Doubled with each try in a row that did not come to serve."""
-        options = self._options
-        return min(options.backoff_seconds * 2.0**self._num_failures, options.max_backoff_seconds)
 
     def _log_start(self, limits: SchedulerLimits) -> None:
         num_kv_tokens = limits.num_blocks * limits.block_size

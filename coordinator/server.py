@@ -22,6 +22,7 @@ from coordinator.service import InferenceService
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime import process, rpc
 from runtime.logs import get_logger
+from runtime.loop_lag import observe_loop_lag
 from runtime.version import BUILD
 
 __all__ = ["Addresses", "CoordinatorOptions", "run_coordinator", "serve_coordinator"]
@@ -89,6 +90,7 @@ async def serve_coordinator(
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(coordinator.run())
             health_task = tasks.create_task(_publish_health(coordinator, health_servicer))
+            lag_task = tasks.create_task(observe_loop_lag(coordinator.metrics.event_loop_lag))
             await stop.wait()
             health_task.cancel()
             with suppress(TimeoutError):  # a watcher that does not read holds it up
@@ -98,6 +100,7 @@ async def serve_coordinator(
             await http.stop()
             await door.stop(_CLOSE_SECONDS)
             running.cancel()
+            lag_task.cancel()
     finally:
         mesh_service.close()
         await http.stop()

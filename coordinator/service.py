@@ -1,35 +1,27 @@
-"""Owns the gRPC door's Infer call: protobuf in and out, the client's deadline, nothing else."""
+"""Owns the gRPC door's calls for clients: metadata, deadlines, and who is asked; nothing else."""
 
 import asyncio
 import uuid
+from typing import Any
 
-import grpc
 import grpc.aio
 
 from coordinator.admission import Admission
-from coordinator.requests import (
-    ChatPrompt,
-    Finish,
-    GenerationRequest,
-    Prompt,
-    SamplingOptions,
-    TextPrompt,
-    TokenPrompt,
-    Update,
+from coordinator.inference_codec import (
+    check_message,
+    prompt_from_proto,
+    request_from_proto,
+    update_to_proto,
 )
-from coordinator.tokenizer import ChatMessage
-from coordinator.validation import check_counts
+from coordinator.requests import GenerationRequest
+from coordinator.texts import detokenize, token_ids
+from coordinator.validation import check_model, check_request_id
 from protos import inference_pb2, inference_pb2_grpc
-from runtime.errors import DeadlineExceededError
-from runtime.step import SampledToken
-from scheduler import FinishReason
+from runtime.errors import DeadlineExceededError, EmptyPromptError
 
-_REASONS = {
-    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
-}
+REQUEST_ID_KEY = "x-request-id"
 
-_Context = grpc.aio.ServicerContext[inference_pb2.InferRequest, inference_pb2.InferResponse]
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -43,104 +35,68 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.InferRequest, context: _Context
     ) -> None:
         """Generates for every prompt; updates of different prompts interleave."""
-        request_id = request.request_id or uuid.uuid4().hex
         timeout = asyncio.timeout(context.time_remaining())
         try:
             async with timeout:
-                _check_counts(request, self._admission.max_prompts)
-                await self._stream(_from_proto(request, request_id), context)
+                request_id = await _identify(request.request_id, context)
+                check_message(request, self._admission.max_prompts)
+                await self._stream(request_from_proto(request, request_id), context)
         except TimeoutError:
             if timeout.expired():
                 raise DeadlineExceededError from None
             raise
 
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: _Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Answers as soon as the model's files are read; no stage is needed."""
+        check_message(inference_pb2.InferRequest(prompts=[request.prompt]), max_prompts=1)
+        model = await self._admission.model()
+        check_model(request.model, model.name)
+        ids = await token_ids(prompt_from_proto(request.prompt), model)
+        if not ids:
+            raise EmptyPromptError(index=0)
+        longest = self._admission.max_model_len(model)
+        return inference_pb2.TokenizeResponse(token_ids=ids, max_model_len=longest)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: _Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Answers as soon as the model's files are read; no stage is needed."""
+        model = await self._admission.model()
+        check_model(request.model, model.name)
+        text = await detokenize(tuple(request.token_ids), model)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: _Context
+    ) -> inference_pb2.ListModelsResponse:
+        """The one model that is served, once its files are read."""
+        model = await self._admission.model()
+        longest = self._admission.max_model_len(model)
+        served = inference_pb2.Model(name=model.name, max_model_len=longest)
+        return inference_pb2.ListModelsResponse(models=[served])
+
+    async def Cancel(
+        self, request: inference_pb2.CancelRequest, context: _Context
+    ) -> inference_pb2.CancelResponse:
+        """Never fails for a request that is over: its end and the call may cross."""
+        num_cancelled = self._admission.cancel(request.request_id)
+        return inference_pb2.CancelResponse(num_cancelled=num_cancelled)
+
     async def _stream(self, request: GenerationRequest, context: _Context) -> None:
         async with self._admission.generate(request) as output:
             async for update in output:
-                await context.write(_to_proto(update, request.request_id))
+                await context.write(update_to_proto(update, request.request_id))
 
 
-def _check_counts(message: inference_pb2.InferRequest, max_prompts: int) -> None:
-    looked_at = message.prompts[: max_prompts + 1]
-    check_counts(
-        num_prompts=len(message.prompts),
-        max_prompts=max_prompts,
-        num_messages=sum(len(prompt.chat.messages) for prompt in looked_at),
-        num_token_ids=sum(len(prompt.token_ids.ids) for prompt in looked_at),
-        num_stop_token_ids=len(message.stop_token_ids),
-    )
+async def _identify(asked: str, context: _Context) -> str:
+    """The request's id: from the message, the metadata or made here; it is echoed at once.
 
-
-def _from_proto(message: inference_pb2.InferRequest, request_id: str) -> GenerationRequest:
-    sampling = message.sampling
-    return GenerationRequest(
-        request_id=request_id,
-        model=message.model,
-        prompts=tuple(_prompt_from_proto(prompt) for prompt in message.prompts),
-        sampling=SamplingOptions(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-            min_p=sampling.min_p,
-            seed=sampling.seed if sampling.HasField("seed") else None,
-            num_logprobs=sampling.num_logprobs,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=(
-                sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
-            ),
-            logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
-        ),
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        ignore_eos=message.ignore_eos,
-        stop_token_ids=tuple(message.stop_token_ids),
-        stop=tuple(message.stop),
-        include_stop=message.include_stop,
-        num_choices=message.num_choices or 1,
-        min_tokens=message.min_tokens,
-    )
-
-
-def _prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
-    match message.WhichOneof("input"):
-        case "text":
-            return TextPrompt(message.text)
-        case "chat":
-            messages = message.chat.messages
-            return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in messages))
-        case "token_ids":
-            return TokenPrompt(tuple(message.token_ids.ids))
-        case _:
-            return None
-
-
-def _to_proto(update: Update, request_id: str) -> inference_pb2.InferResponse:
-    response = inference_pb2.InferResponse(
-        request_id=request_id,
-        index=update.index,
-        choice=update.choice,
-        text=update.text,
-        tokens=[_token_to_proto(token) for token in update.tokens],
-        seed=update.seed,
-    )
-    if update.finish is not None:
-        _add_finish(response, update.finish)
-    return response
-
-
-def _token_to_proto(token: SampledToken) -> inference_pb2.Token:
-    top = zip(token.top_ids, token.top_logprobs, strict=True)
-    return inference_pb2.Token(
-        id=token.token_id,
-        logprob=token.logprob,
-        top_logprobs=[inference_pb2.TokenLogprob(id=i, logprob=p) for i, p in top],
-    )
-
-
-def _add_finish(response: inference_pb2.InferResponse, finish: Finish) -> None:
-    response.finish_reason = _REASONS[finish.reason]
-    response.usage.prompt_tokens = finish.usage.prompt_tokens
-    response.usage.completion_tokens = finish.usage.completion_tokens
-    response.timings.queue_seconds = finish.timings.queue_seconds
-    response.timings.first_token_seconds = finish.timings.first_token_seconds
-    response.timings.total_seconds = finish.timings.total_seconds
+    Raises `InvalidRequestError` for one that neither metadata nor logs could hold.
+    """
+    metadata = dict(context.invocation_metadata() or ())
+    request_id = asked or str(metadata.get(REQUEST_ID_KEY, "")) or uuid.uuid4().hex
+    check_request_id(request_id)
+    await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+    return request_id

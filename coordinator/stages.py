@@ -1,7 +1,7 @@
 """Owns the calls to one worker's Stage service: typed in and out, each wait on it with a deadline.
 
-It decides nothing; an error says whether the worker refused (asking again is pointless) or could
-not be reached.
+It decides nothing; an error says whether the worker refused (asking it again is pointless), failed
+or could not be reached.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from coordinator.assignment import Assignment, LoadReport
 from coordinator.canary import CanaryReference
 from coordinator.membership import Member
 from protos import stage_pb2, stage_pb2_grpc
-from runtime.errors import StagemeshError, WorkerDiedError, WorkerRefusedError
+from runtime.errors import StagemeshError, WorkerDiedError, WorkerFailedError, WorkerRefusedError
 from runtime.rpc import dial, error_from_rpc
 
 ProgressFn = Callable[[int, int], None]
@@ -34,6 +34,8 @@ _TRANSIENT = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.ABORTED,
 )
+# Statuses of a worker that failed at what it, or another, may do on another try.
+_FAILURES = ("INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED")
 _DTYPES = {
     "float32": stage_pb2.DTYPE_FLOAT32,
     "bfloat16": stage_pb2.DTYPE_BFLOAT16,
@@ -224,6 +226,8 @@ class StageLink:
         _, message = error_from_rpc(error)
         if error.code() in _TRANSIENT:
             return WorkerDiedError(worker=self.member.name, detail=message)
+        if error.code().name in _FAILURES:
+            return WorkerFailedError(worker=self.member.name, reason=message)
         return WorkerRefusedError(worker=self.member.name, reason=message)
 
 

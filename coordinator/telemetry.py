@@ -108,7 +108,13 @@ def observe_finish(metrics: CoordinatorMetrics, finish: Finish) -> None:
     """One prompt came to its own end."""
     metrics.requests.labels(finish.reason.value).inc()
     timings, num_tokens = finish.timings, finish.usage.completion_tokens
+    decode_seconds = timings.total_seconds - timings.first_token_seconds
     metrics.time_to_first_token.observe(timings.first_token_seconds)
+    metrics.request_seconds.observe(timings.total_seconds)
+    metrics.queue_seconds.observe(timings.queue_seconds)
+    metrics.prefill_seconds.observe(timings.first_token_seconds - timings.queue_seconds)
+    metrics.decode_seconds.observe(decode_seconds)
+    metrics.prompt_length.observe(finish.usage.prompt_tokens)
+    metrics.generation_length.observe(num_tokens)
     if num_tokens > 1:
-        decode_seconds = timings.total_seconds - timings.first_token_seconds
         metrics.time_per_output_token.observe(decode_seconds / (num_tokens - 1))

@@ -280,18 +280,16 @@ class ResultsRequest(_message.Message):
     def __init__(self, epoch: _Optional[_Union[EpochId, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "sampled", "timing", "failure", "more")
+    __slots__ = ("step", "sampled", "timing", "failure")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
     step: int
     sampled: _containers.RepeatedCompositeFieldContainer[SampledToken]
     timing: StageTiming
     failure: StageFailure
-    more: bool
-    def __init__(self, step: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., failure: _Optional[_Union[StageFailure, _Mapping]] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., failure: _Optional[_Union[StageFailure, _Mapping]] = ...) -> None: ...
 
 class SampledToken(_message.Message):
     __slots__ = ("slot", "token_id", "logprob", "top_ids", "top_logprobs")

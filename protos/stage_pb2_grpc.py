@@ -103,8 +103,7 @@ class StageServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Results(self, request, context):
-        """Sampled tokens (last stage) and timings (every stage), one message per step, or several where
-        many log-probabilities were asked for; ends with the epoch.
+        """Sampled tokens (last stage) and timings (every stage), one message per step; ends with the epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,9 +23,7 @@ class StageStub:
     Forward: _aio.StreamStreamMultiCallable[_stage_pb2.Frame, _stage_pb2.Credit]
     """One stream per sender and epoch: frames one way, one credit per consumed step the other."""
     Results: _aio.UnaryStreamMultiCallable[_stage_pb2.ResultsRequest, _stage_pb2.StepResult]
-    """Sampled tokens (last stage) and timings (every stage), one message per step, or several where
-    many log-probabilities were asked for; ends with the epoch.
-    """
+    """Sampled tokens (last stage) and timings (every stage), one message per step; ends with the epoch."""
     Status: _aio.UnaryUnaryMultiCallable[_stage_pb2.StatusRequest, _stage_pb2.StatusResponse]
     Unload: _aio.UnaryUnaryMultiCallable[_stage_pb2.UnloadRequest, _stage_pb2.UnloadResponse]
     """Ends the epoch and drops the weights."""
@@ -69,9 +67,7 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.ResultsRequest,
         context: _aio.ServicerContext[_stage_pb2.ResultsRequest, _abc.AsyncIterator[_stage_pb2.StepResult]],
     ) -> _abc.AsyncIterator[_stage_pb2.StepResult]:
-        """Sampled tokens (last stage) and timings (every stage), one message per step, or several where
-        many log-probabilities were asked for; ends with the epoch.
-        """
+        """Sampled tokens (last stage) and timings (every stage), one message per step; ends with the epoch."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -4,8 +4,9 @@ It never imports grpc: statuses are names, and `runtime/rpc.py` maps them. Longe
 because one list is the point: a reader finds here all that can go wrong, and nothing twice.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(eq=False, kw_only=True)
@@ -28,11 +29,16 @@ class StagemeshError(Exception):
 
 def find_error(exc: BaseException) -> StagemeshError | None:
     """The first `StagemeshError` in `exc`, looking into the exception groups of task groups."""
+    return next(find_errors(exc), None)
+
+
+def find_errors(exc: BaseException) -> Iterator[StagemeshError]:
+    """Every `StagemeshError` in `exc`, likewise, in the order in which they were raised."""
     if isinstance(exc, StagemeshError):
-        return exc
+        yield exc
     if isinstance(exc, BaseExceptionGroup):
-        return next(filter(None, map(find_error, exc.exceptions)), None)
-    return None
+        for each in exc.exceptions:
+            yield from find_errors(each)
 
 
 class BadRequestError(StagemeshError):
@@ -367,6 +373,23 @@ class QueueFullError(StagemeshError):
 
 
 @dataclass(eq=False, kw_only=True)
+class TooManyLogprobsError(StagemeshError):
+    """Raised when running and waiting requests ask for as many log-probabilities as are served."""
+
+    code = "too_many_logprobs"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    retry_after_seconds = 1
+    template = (
+        "{num_logprobs} log-probabilities for each token, with the {num_others} of other requests, "
+        "are more than the {limit} that are served; ask for fewer, or try again later"
+    )
+    num_logprobs: int
+    num_others: int
+    limit: int
+
+
+@dataclass(eq=False, kw_only=True)
 class NotReadyError(UnavailableError):
     """Raised when the mesh is not serving yet."""
 
@@ -497,6 +520,15 @@ class EpochEndedError(UnavailableError):
     cause: str
     detail: str
 
+    @classmethod
+    def by(cls, error: StagemeshError, who: str = "") -> Self:
+        """The end that `error` makes, as `who` tells of it; the end of an end keeps its cause."""
+        if isinstance(error, EpochEndedError):
+            cause, detail = error.cause, error.detail
+        else:
+            cause, detail = error.code, str(error)
+        return cls(cause=cause, detail=f"{who}: {detail}" if who else detail)
+
 
 # ---- workers -------------------------------------------------------------------------------------
 
@@ -507,6 +539,16 @@ class WorkerRefusedError(RefusedWorkerError):
 
     code = "worker_refused"
     template = "worker {worker} refused: {reason}"
+    worker: str
+    reason: str
+
+
+@dataclass(eq=False, kw_only=True)
+class WorkerFailedError(UnavailableError):
+    """Raised when a worker fails at what it was asked for; another worker, or try, may not."""
+
+    code = "worker_failed"
+    template = "worker {worker} failed: {reason}"
     worker: str
     reason: str
 

@@ -105,9 +105,7 @@ class CoordinatorMetrics(ProcessMetrics):
 
     def _declare_latencies(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(
-                name, documentation, (), NAMESPACE, registry=registry, buckets=buckets
-            )
+            return Histogram(name, documentation, (), NAMESPACE, registry=registry, buckets=buckets)
 
         self.time_to_first_token = histogram(
             "time_to_first_token_seconds",

@@ -95,7 +95,7 @@ def _read(fields: ConfigFields, family: Family, folder: Path) -> ModelConfig:
         head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size"),
         vocab_size=vocab_size,
-        max_position_embeddings=fields.integer("max_position_embeddings", 2048),
+        max_position_embeddings=fields.integer("max_position_embeddings", 2048, least=2),
         rms_norm_eps=fields.positive("rms_norm_eps", 1e-6),
         layers=read_layers(fields, family, num_layers, head_dim),
         experts=read_experts(fields, family),

@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
+from google.protobuf.message import DecodeError, Message
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
 
 from runtime.errors import InvalidRequestError, StagemeshError, UnsupportedParameterError
 
@@ -36,26 +37,34 @@ def short_message(error: StagemeshError) -> str:
 
 def error_status(error: StagemeshError, message: str) -> bytes:
     """The serialized status of `error`, whose call ends with `message`."""
-    status = status_pb2.Status(code=_number(error.grpc_status), message=message)
+    status = Status(code=_number(error.grpc_status), message=message)
     for detail in _details(error):
         status.details.add().Pack(detail)
     return status.SerializeToString()
 
 
+def error_metadata(status: bytes) -> dict[str, str]:
+    """An error's numbers and names, from the status that `error_status` made; else nothing."""
+    try:
+        details = Status.FromString(status).details
+    except DecodeError:
+        return {}
+    info = ErrorInfo()
+    return dict(info.metadata) if any(detail.Unpack(info) for detail in details) else {}
+
+
 def _details(error: StagemeshError) -> list[Message]:
     details: list[Message] = [
-        error_details_pb2.ErrorInfo(
-            reason=error.code.upper(), domain=DOMAIN, metadata=_metadata(error)
-        )
+        ErrorInfo(reason=error.code.upper(), domain=DOMAIN, metadata=_metadata(error))
     ]
     if isinstance(error, InvalidRequestError | UnsupportedParameterError):
-        violation = error_details_pb2.BadRequest.FieldViolation(
+        violation = BadRequest.FieldViolation(
             field=error.field, description=error.problem[:_MAX_DESCRIPTION]
         )
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+        details.append(BadRequest(field_violations=[violation]))
     if error.retry_after_seconds is not None:
         delay = Duration(seconds=error.retry_after_seconds)
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        details.append(RetryInfo(retry_delay=delay))
     return details
 
 

@@ -19,9 +19,15 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from runtime.errors import InvalidRequestError, PortTakenError, StagemeshError, find_error
+from runtime.errors import (
+    EpochEndedError,
+    InvalidRequestError,
+    PortTakenError,
+    StagemeshError,
+    find_error,
+)
 from runtime.logs import get_logger
-from runtime.rich_errors import DETAILS_KEY, error_status, short_message
+from runtime.rich_errors import DETAILS_KEY, error_metadata, error_status, short_message
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 CODE_KEY: Final = "stagemesh-code"
@@ -135,6 +141,17 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> tuple[str, str]:
     metadata = exc.trailing_metadata() or ()
     code = next((str(value) for key, value in metadata if key == CODE_KEY), None)
     return code or exc.code().name.lower(), exc.details() or exc.code().name
+
+
+def epoch_end_from_rpc(exc: grpc.aio.AioRpcError, who: str) -> EpochEndedError:
+    """What the failed call to `who` says of the end of its epoch: the first cause, told once."""
+    code, message = error_from_rpc(exc)
+    if code != EpochEndedError.code:
+        return EpochEndedError(cause=code, detail=f"{who}: {message}")
+    trailer = dict(exc.trailing_metadata() or ())
+    cause = error_metadata(bytes(trailer.get(DETAILS_KEY, b""))).get("cause", code)
+    opening = str(EpochEndedError(cause=cause, detail=""))
+    return EpochEndedError(cause=cause, detail=f"{who}: {message.removeprefix(opening)}")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

@@ -4,10 +4,6 @@ Round trips are exact but for this: the wire's sampling parameters and log-proba
 float32, so a value that float32 cannot hold is rounded once, before any rank sees it.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Final
-
 from protos import stage_pb2
 from runtime.step import (
     SampledToken,
@@ -19,9 +15,6 @@ from runtime.step import (
     Step,
     StepResult,
 )
-
-# About 3 MB, far below the 16 MiB that a peer accepts.
-MAX_LOGPROBS_PER_MESSAGE: Final = 1 << 18
 
 
 def step_to_header(step: Step) -> stage_pb2.StepHeader:
@@ -42,18 +35,6 @@ def header_to_step(header: stage_pb2.StepHeader) -> Step:
         opened_slots=tuple(_opening_from_proto(opening) for opening in header.opened_slots),
         chunks=tuple(_chunk_from_proto(chunk) for chunk in header.chunks),
     )
-
-
-def result_to_messages(result: StepResult) -> Iterator[stage_pb2.StepResult]:
-    """A step's messages on the `Results` stream: one, unless its log-probabilities are many."""
-    first = num_logprobs = 0
-    for index, token in enumerate(result.sampled):
-        num_logprobs += len(token.top_ids)
-        if num_logprobs > MAX_LOGPROBS_PER_MESSAGE and index > first:
-            sampled = [_sampled_to_proto(token) for token in result.sampled[first:index]]
-            yield stage_pb2.StepResult(step=result.step, sampled=sampled, more=True)
-            first, num_logprobs = index, len(token.top_ids)
-    yield result_to_proto(replace(result, sampled=result.sampled[first:]))
 
 
 def result_to_proto(result: StepResult) -> stage_pb2.StepResult:

@@ -160,7 +160,7 @@ class Batcher:
 
         A block is spared for every ready decode that needs one, so that none is preempted for it.
         """
-        waiting = self._queues.of(Phase.WAITING)
+        waiting = self._queues.admissible()
         num_spare_blocks = self._num_blocks_short() if waiting else 0
         for sequence in waiting:
             num_tokens = self._chunk_tokens(sequence)

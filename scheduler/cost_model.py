@@ -9,7 +9,6 @@ of the residuals scales all costs at once: what throttles a device slows everyth
 """
 
 import math
-from dataclasses import astuple
 
 import numpy as np
 
@@ -108,7 +107,7 @@ class CostEstimator:
         For the price of `weight` records a coefficient may move by its own size, or by a tenth of
         a large step where it is nearly nothing.
         """
-        mean = np.array(astuple(prior)) * _SIZES
+        mean = np.array(prior.coefficients) * _SIZES
         large = max(prior.seconds(LARGE_STEP), _TINY)
         # In relative errors, as the evidence: a record of the large step weighs 1 / large^2.
         self._precision = weight / np.maximum(mean, 0.1 * large) ** 2

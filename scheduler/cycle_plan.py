@@ -14,10 +14,16 @@ from scheduler.stage_costs import StageCosts, sum_costs
 
 MIN_FIXED_SHARE = 0.04
 """Without a target, a microbatch grows until its fixed cost is this share of it, and no further."""
+MIN_CYCLE_SECONDS = 1e-6
+TOLERANCE = 0.03
+"""A cycle may take so much longer than its budget and still count as in time."""
 MIN_CHUNK_TOKENS = 16
 """Prompts get at least so much of a microbatch, however tight the budget: none starves."""
-HYSTERESIS = 0.03
-"""A plan must promise so much more before it replaces the one that is followed."""
+HYSTERESIS = 0.015
+"""A plan must promise so much more before it replaces the one that is followed.
+
+Little is enough: both are predicted by one model, whose errors mostly cancel.
+"""
 NEGLIGIBLE = 0.01
 """What fewer microbatches may lose and are still better: each one costs everybody a step."""
 
@@ -80,26 +86,21 @@ def plan_cycle(
     num_without = num_in_flight - num_with_prompts
     work = share
     if load.num_prompt_tokens > 0:
+        chunk = _soonest_chunk(stages, share, load)
         around = limits.seconds - overhead_seconds
-        chunk = min(
-            _soonest_chunk(stages, share, load),
-            _chunk_within(sum_costs(stages), share, load, around),
-            *(
-                _chunk_within(
-                    stage, share, load, (limits.seconds - num_without * idle) / num_with_prompts
-                )
-                for stage in stages
-                for idle in (stage.seconds(share),)
-            ),
-        )
+        chunk = min(chunk, _chunk_within(sum_costs(stages), share, load, around))
+        for stage in stages:
+            without = num_without * stage.seconds(share)
+            each = (limits.seconds - without) / num_with_prompts
+            chunk = min(chunk, _chunk_within(stage, share, load, each))
         most = limits.max_step_tokens - share.num_tokens
-        work = _with_chunk(share, load, max(MIN_CHUNK_TOKENS, min(int(chunk), most)))
+        work = _with_chunk(share, load, max(MIN_CHUNK_TOKENS, int(min(chunk, most))))
     times = [stage.seconds(work) for stage in stages]
     busy = max(
         num_with_prompts * seconds + num_without * stage.seconds(share)
         for seconds, stage in zip(times, stages, strict=True)
     )
-    cycle = max(busy, sum(times) + overhead_seconds)
+    cycle = max(busy, sum(times) + overhead_seconds, MIN_CYCLE_SECONDS)
     num_prompt_tokens = work.num_tokens - share.num_tokens
     num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else load.num_decodes
     return CyclePlan(
@@ -109,7 +110,7 @@ def plan_cycle(
         target_tokens=work.num_tokens,
         cycle_seconds=cycle,
         rate=num_done / cycle,
-        fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + HYSTERESIS),
+        fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE),
     )
 
 

@@ -17,6 +17,8 @@ class SequenceQueues:
     """One queue per phase. WAITING is first come first, the others in order of entry."""
 
     def __init__(self) -> None:
+        # The one sequence that may get a slot; None: every one may.
+        self.alone: int | None = None
         self._queues: dict[Phase, dict[int, TrackedSequence]] = {phase: {} for phase in Phase}
 
     def add(self, sequence: TrackedSequence) -> None:
@@ -40,6 +42,13 @@ class SequenceQueues:
     def of(self, phase: Phase) -> tuple[TrackedSequence, ...]:
         """The sequences of one phase, in order."""
         return tuple(self._queues[phase].values())
+
+    def admissible(self) -> tuple[TrackedSequence, ...]:
+        """The waiting sequences that may get a slot, in order."""
+        waiting = self.of(Phase.WAITING)
+        if self.alone is None:
+            return waiting
+        return tuple(each for each in waiting if each.sequence_id == self.alone)
 
     def count(self, phase: Phase) -> int:
         """How many sequences are in a phase."""

@@ -88,6 +88,20 @@ class Scheduler:
         if sent is not None:
             self._policy.observe(record, sent)
 
+    def isolate(self, sequence_id: int | None) -> None:
+        """From now on only this sequence gets a slot, and others lose theirs; None: all do again.
+
+        A restart ends it, too.
+        """
+        self._queues.alone = sequence_id
+        if sequence_id is None:
+            return
+        for sequence in self._queues.running():
+            if sequence.sequence_id != sequence_id:
+                self._residences.close(sequence)
+                self._queues.move(sequence, Phase.WAITING)
+                self.num_preemptions += 1
+
     def restart(self, limits: SchedulerLimits) -> tuple[int, ...]:
         """Begins a new epoch: nothing in flight, no slots, and every sequence waits again.
 
@@ -107,9 +121,10 @@ class Scheduler:
 
         A step without tokens carries releases when there is nothing else to send and nothing out.
         """
+        if self.num_steps_in_flight >= self._limits.num_steps_in_flight:
+            return None
         view = self._view(now)
-        allowed = min(self._policy.num_steps_in_flight(view), self._limits.num_steps_in_flight)
-        if self.num_steps_in_flight >= allowed:
+        if self.num_steps_in_flight >= self._policy.num_steps_in_flight(view):
             return None
         batcher = Batcher(self._limits, self._policy, self._queues, self._residences, view)
         draft = batcher.fill()
@@ -183,7 +198,7 @@ class Scheduler:
             num_slots_free=self._limits.max_sequences - self._residences.num_slots_used,
             ready=ready,
             prefilling=self._queues.of(Phase.PREFILL),
-            waiting=self._queues.of(Phase.WAITING),
+            waiting=self._queues.admissible(),
         )
 
     def _accept(self, sequence: TrackedSequence, token: SampledToken, now: float) -> TokenEvent:

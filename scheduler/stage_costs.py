@@ -11,7 +11,7 @@ are where the ridges of current devices lie.
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from scheduler.feedback import StepWork
 
@@ -50,6 +50,20 @@ class StageCosts:
         return seconds
 
     @property
+    def coefficients(self) -> tuple[float, ...]:
+        """All of them, in order."""
+        return (
+            self.fixed,
+            self.prompt,
+            self.per_token,
+            self.beyond_128,
+            self.beyond_512,
+            self.per_attention,
+            self.per_context,
+            self.per_sample,
+        )
+
+    @property
     def last_token(self) -> float:
         """Seconds of one more row of a large microbatch."""
         return self.per_token + self.beyond_128 + self.beyond_512
@@ -79,7 +93,7 @@ class StageCosts:
 
     def scaled(self, factor: float) -> "StageCosts":
         """All of it slower by `factor`."""
-        return StageCosts(*(factor * value for value in astuple(self)))
+        return StageCosts(*[factor * value for value in self.coefficients])
 
     def _root(self, room: float, slope: float) -> float:
         """x with per_attention*x^2 + slope*x = room."""
@@ -89,7 +103,7 @@ class StageCosts:
 
 def sum_costs(stages: Sequence[StageCosts]) -> StageCosts:
     """The costs of all these stages, one after the other."""
-    return StageCosts(*map(sum, zip(*map(astuple, stages), strict=True)))
+    return StageCosts(*map(sum, zip(*(stage.coefficients for stage in stages), strict=True)))
 
 
 def features(work: StepWork) -> tuple[float, ...]:

@@ -58,13 +58,18 @@ def summary_of(scenario: Scenario, result: RunResult, contender: Contender) -> S
 
 
 def goodput(
-    scenario: Scenario, contender: Contender, num_requests: int, seed: int, start: float = 8.0
+    scenario: Scenario, contender: Contender, num_requests: int, seed: int, guess: float = 0.0
 ) -> float:
-    """The highest rate at which 90% of so many requests of the scenario meet both targets."""
+    """The highest rate at which 90% of so many requests of the scenario meet both targets.
+
+    A `guess` shortens the search.
+    """
     max_misses = int(num_requests * (1.0 - GOOD_SHARE))
 
     def is_good(rate: float) -> bool:
         trace = scenario.make_trace(num_requests, rate, seed)
         return replay(scenario, trace, contender, seed, max_misses).is_complete
 
-    return search_goodput(is_good, start)
+    if guess > 0.0:
+        return search_goodput(is_good, guess, stride=1.15)
+    return search_goodput(is_good, start=8.0)

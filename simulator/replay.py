@@ -26,6 +26,8 @@ from simulator.pipeline import Journey, Pipeline, PipelineSpec
 from simulator.traces import Trace
 
 GO_ON, STOP = 0, 1
+LOOK_SECONDS = 0.05
+"""How often a replay that may end early looks whether it should."""
 _GREEDY = SlotSampling()
 _DEFAULT_TARGETS = Targets()
 
@@ -88,6 +90,8 @@ class Replay:
         self._live: dict[int, _Live] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._num_misses = 0
+        self._is_due = False
+        self._looked_at = 0.0
         self._spans: list[StepSpan] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = 0
@@ -102,7 +106,9 @@ class Replay:
             self._take_arrivals()
             while self._events and self._events[0][0] <= self._clock:
                 heapq.heappop(self._events)[2]()
-            self._send_steps()
+            if self._is_due:
+                self._is_due = False
+                self._send_steps()
             if self._has_missed_too_many():
                 is_complete = False
                 break
@@ -131,6 +137,7 @@ class Replay:
                 return
             self._submit(self._num_arrived)
             self._num_arrived += 1
+            self._is_due = True
 
     def _submit(self, index: int) -> None:
         request = self._trace[index]
@@ -175,6 +182,7 @@ class Replay:
         heapq.heappush(self._events, (time, self._num_events, action))
 
     def _finish_step(self, number: int, draws: Sequence[tuple[int, int]]) -> None:
+        self._is_due = True
         sampled = []
         for slot, sequence_id in draws:
             live = self._live.get(sequence_id)
@@ -200,8 +208,9 @@ class Replay:
 
     def _has_missed_too_many(self) -> bool:
         most = self._options.max_misses
-        if most is None:
+        if most is None or self._clock < self._looked_at + LOOK_SECONDS:
             return False
+        self._looked_at = self._clock
         # Whoever still waits for a first token after its time has missed it too.
         latest = self._clock - self._options.targets.ttft_seconds
         num_late = 0

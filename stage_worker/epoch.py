@@ -181,12 +181,13 @@ class EpochSession:
         failure = error or StagemeshError()
         # An end that came from outside is told by whoever caused it.
         log = _log.info if isinstance(failure, EpochEndedError) else _log.warning
+        end = EpochEndedError.by(failure)
         log(
             "epoch_failed",
             epoch=epoch_name(self.epoch),
             step=self.num_steps,
-            code=failure.code,
-            message=str(failure),
+            code=end.cause,
+            message=end.detail,
             exc_info=None if error else exc,
         )
         return failure
@@ -206,7 +207,7 @@ class EpochSession:
         await self._over.wait()
         if self._failure is None:
             raise EpochEndedError(cause="closed", detail="another epoch or assignment took over")
-        raise EpochEndedError(cause=self._failure.code, detail=str(self._failure))
+        raise EpochEndedError.by(self._failure)
 
 
 def _run_stage(stage: Stage, step: Step, hidden_TH: torch.Tensor | None) -> StageOutput:

@@ -18,7 +18,7 @@ import torch
 
 from protos import stage_pb2
 from runtime import rpc
-from runtime.errors import EpochEndedError, FrameError
+from runtime.errors import EpochEndedError, FrameError, WindowExceededError
 from stage_worker.transport import CHUNK_BYTES, ForwardCall, WireFrame, open_forward
 
 _CONNECT_SECONDS = 10.0
@@ -53,6 +53,7 @@ class NextStage:
         self._channel = rpc.dial(plan.address)
         self._call: ForwardCall = open_forward(self._channel)
         self._credits = asyncio.Semaphore(plan.window)
+        self._num_begun = 0
 
     async def __aenter__(self) -> Self:
         """Wait until the next stage has taken the stream."""
@@ -90,12 +91,15 @@ class NextStage:
                 raise self._ended("it closed the stream")
             if credit.step != expected:
                 raise FrameError(what="step of a credit", expected=expected, actual=credit.step)
+            if expected >= self._num_begun:
+                raise WindowExceededError(step=credit.step, window=self._plan.window)
             expected += 1
             self._credits.release()
 
     async def send(self, header: stage_pb2.StepHeader, hidden_TH: torch.Tensor | None) -> Sent:
         """Send one step as soon as there is a credit; `hidden_TH` is on the host, contiguous."""
         await self._credits.acquire()
+        self._num_begun += 1
         num_frames = num_bytes = 0
         try:
             for frame in step_frames(self._plan, header, hidden_TH):
@@ -109,11 +113,14 @@ class NextStage:
         return Sent(time.monotonic(), num_frames, num_bytes)
 
     def _broken(self, error: grpc.aio.AioRpcError) -> EpochEndedError:
-        code, message = rpc.error_from_rpc(error)
-        return self._ended(message, code)
+        return rpc.epoch_end_from_rpc(error, self._name)
 
-    def _ended(self, detail: str, cause: str = "next_stage") -> EpochEndedError:
-        return EpochEndedError(cause=cause, detail=f"next stage {self._plan.address}: {detail}")
+    def _ended(self, detail: str) -> EpochEndedError:
+        return EpochEndedError(cause="next_stage", detail=f"{self._name}: {detail}")
+
+    @property
+    def _name(self) -> str:
+        return f"next stage {self._plan.address}"
 
 
 def step_frames(

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from protos import stage_pb2
-from runtime.errors import InvalidRequestError, StagemeshError
+from runtime.errors import EpochEndedError, InvalidRequestError, StagemeshError
 from runtime.step import StepResult
-from runtime.step_codec import result_to_messages
+from runtime.step_codec import result_to_proto
 
 _NUM_BUFFERED = 256
 
@@ -35,9 +35,8 @@ class ResultsLog:
     def close(self, failure: StagemeshError | None, step: int) -> None:
         """The epoch is over, with the reason if it failed; what was published stays readable."""
         if failure is not None:
-            self._failure = stage_pb2.StageFailure(
-                code=failure.code, message=str(failure), step=step
-            )
+            end = EpochEndedError.by(failure)
+            self._failure = stage_pb2.StageFailure(code=end.cause, message=end.detail, step=step)
         self._unread.put_nowait(None)
 
     async def messages(self) -> AsyncGenerator[stage_pb2.StepResult, None]:
@@ -48,8 +47,7 @@ class ResultsLog:
         try:
             while (result := await self._unread.get()) is not None:
                 self._room.release()
-                for message in result_to_messages(result):
-                    yield message
+                yield result_to_proto(result)
             if self._failure is not None:
                 yield stage_pb2.StepResult(step=self._failure.step, failure=self._failure)
         finally:

@@ -4,22 +4,33 @@ A client generates text and asks for the mesh's state. Every call takes a deadli
 `StagemeshRpcError`, and leaving an `infer` loop cancels its call on the server.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import grpc
 
-from protos import mesh_pb2
+from protos import inference_pb2, mesh_pb2
 from protos.inference_pb2_grpc import InferenceStub
 from protos.mesh_pb2_grpc import OperationsStub
 from runtime.rpc import dial
-from stagemesh.generation import GenerationRequest, Update, request_to_proto, update_from_proto
+from stagemesh.generation import (
+    GenerationRequest,
+    Model,
+    Prompt,
+    Update,
+    models_from_proto,
+    prompt_to_proto,
+    request_to_proto,
+    update_from_proto,
+)
 from stagemesh.rpc_error import rpc_error
 from stagemesh.state import MeshState, state_from_proto
 
 DEFAULT_TARGET: Final = "127.0.0.1:50050"
-STATE_TIMEOUT_SECONDS: Final = 5.0
+CALL_TIMEOUT_SECONDS: Final = 5.0
+
+Answer = TypeVar("Answer")
 
 
 class AsyncClient:
@@ -64,11 +75,44 @@ class AsyncClient:
         finally:
             call.cancel()
 
-    async def state(self, *, timeout_seconds: float = STATE_TIMEOUT_SECONDS) -> MeshState:
+    async def state(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshState:
         """What the mesh is doing now."""
         request = mesh_pb2.GetStateRequest()
+        message = await self._answer(self._operations.GetState(request, timeout=timeout_seconds))
+        return state_from_proto(message)
+
+    async def tokenize(
+        self, prompt: Prompt, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+    ) -> tuple[int, ...]:
+        """The tokens of a prompt, as a generation would read it."""
+        request = inference_pb2.TokenizeRequest(prompt=prompt_to_proto(prompt))
+        message = await self._answer(self._inference.Tokenize(request, timeout=timeout_seconds))
+        return tuple(message.token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+    ) -> str:
+        """The text of tokens, special ones left out."""
+        request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
+        message = await self._answer(self._inference.Detokenize(request, timeout=timeout_seconds))
+        return message.text
+
+    async def models(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> tuple[Model, ...]:
+        """What is served."""
+        request = inference_pb2.ListModelsRequest()
+        message = await self._answer(self._inference.ListModels(request, timeout=timeout_seconds))
+        return models_from_proto(message)
+
+    async def cancel(
+        self, request_id: str, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+    ) -> int:
+        """Ends the requests of that id, at whichever door they came in; how many there were."""
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        message = await self._answer(self._inference.Cancel(request, timeout=timeout_seconds))
+        return message.num_cancelled
+
+    async def _answer(self, call: Awaitable[Answer]) -> Answer:
         try:
-            message = await self._operations.GetState(request, timeout=timeout_seconds)
+            return await call
         except grpc.RpcError as error:
             raise rpc_error(error, self.target) from None
-        return state_from_proto(message)

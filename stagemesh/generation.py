@@ -123,13 +123,21 @@ class Update:
     choice: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A served model; `max_model_len` is the longest prompt and answer together, in tokens."""
+
+    name: str
+    max_model_len: int
+
+
 def request_to_proto(request: GenerationRequest) -> inference_pb2.InferRequest:
     """The message that asks for `request`; ValueError if a number does not fit its field."""
     sampling = request.sampling
     return inference_pb2.InferRequest(
         request_id=request.request_id,
         model=request.model,
-        prompts=[_prompt_to_proto(prompt) for prompt in request.prompts],
+        prompts=[prompt_to_proto(prompt) for prompt in request.prompts],
         sampling=inference_pb2.SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -153,6 +161,11 @@ def request_to_proto(request: GenerationRequest) -> inference_pb2.InferRequest:
         num_choices=request.num_choices,
         min_tokens=request.min_tokens,
     )
+
+
+def models_from_proto(message: inference_pb2.ListModelsResponse) -> tuple[Model, ...]:
+    """The models of one answer."""
+    return tuple(Model(model.name, model.max_model_len) for model in message.models)
 
 
 def update_from_proto(message: inference_pb2.InferResponse) -> Update:
@@ -181,7 +194,8 @@ _FINISH_REASONS = {
 }
 
 
-def _prompt_to_proto(prompt: Prompt) -> inference_pb2.Prompt:
+def prompt_to_proto(prompt: Prompt) -> inference_pb2.Prompt:
+    """One prompt as a message."""
     match prompt:
         case str():
             return inference_pb2.Prompt(text=prompt)

@@ -4,18 +4,30 @@ It says and hears what `stagemesh.client` does. The generated stubs are typed fo
 it names the two methods itself.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from protos import inference_pb2, mesh_pb2
 from runtime.rpc import CHANNEL_OPTIONS
-from stagemesh.client import DEFAULT_TARGET, STATE_TIMEOUT_SECONDS
-from stagemesh.generation import GenerationRequest, Update, request_to_proto, update_from_proto
+from stagemesh.client import CALL_TIMEOUT_SECONDS, DEFAULT_TARGET
+from stagemesh.generation import (
+    GenerationRequest,
+    Model,
+    Prompt,
+    Update,
+    models_from_proto,
+    prompt_to_proto,
+    request_to_proto,
+    update_from_proto,
+)
 from stagemesh.rpc_error import rpc_error
 from stagemesh.state import MeshState, state_from_proto
+
+Answer = TypeVar("Answer", bound=Message)
 
 
 class Client:
@@ -28,11 +40,6 @@ class Client:
             "/stagemesh.v1.Inference/Infer",
             inference_pb2.InferRequest.SerializeToString,
             inference_pb2.InferResponse.FromString,
-        )
-        self._get_state = self._channel.unary_unary(
-            "/stagemesh.v1.Operations/GetState",
-            mesh_pb2.GetStateRequest.SerializeToString,
-            mesh_pb2.GetStateResponse.FromString,
         )
 
     def __enter__(self) -> Self:
@@ -63,11 +70,52 @@ class Client:
         finally:
             call.cancel()
 
-    def state(self, *, timeout_seconds: float = STATE_TIMEOUT_SECONDS) -> MeshState:
+    def state(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshState:
         """What the mesh is doing now."""
         request = mesh_pb2.GetStateRequest()
+        method = "Operations/GetState"
+        message = self._call(method, request, mesh_pb2.GetStateResponse, timeout_seconds)
+        return state_from_proto(message)
+
+    def tokenize(
+        self, prompt: Prompt, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+    ) -> tuple[int, ...]:
+        """The tokens of a prompt, as a generation would read it."""
+        request = inference_pb2.TokenizeRequest(prompt=prompt_to_proto(prompt))
+        method = "Inference/Tokenize"
+        message = self._call(method, request, inference_pb2.TokenizeResponse, timeout_seconds)
+        return tuple(message.token_ids)
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+    ) -> str:
+        """The text of tokens, special ones left out."""
+        request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
+        method = "Inference/Detokenize"
+        message = self._call(method, request, inference_pb2.DetokenizeResponse, timeout_seconds)
+        return message.text
+
+    def models(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> tuple[Model, ...]:
+        """What is served."""
+        request = inference_pb2.ListModelsRequest()
+        method = "Inference/ListModels"
+        message = self._call(method, request, inference_pb2.ListModelsResponse, timeout_seconds)
+        return models_from_proto(message)
+
+    def cancel(self, request_id: str, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> int:
+        """Ends the requests of that id, at whichever door they came in; how many there were."""
+        request = inference_pb2.CancelRequest(request_id=request_id)
+        method = "Inference/Cancel"
+        message = self._call(method, request, inference_pb2.CancelResponse, timeout_seconds)
+        return message.num_cancelled
+
+    def _call(
+        self, method: str, request: Message, answer: type[Answer], timeout_seconds: float
+    ) -> Answer:
+        call = self._channel.unary_unary(
+            f"/stagemesh.v1.{method}", type(request).SerializeToString, answer.FromString
+        )
         try:
-            message = self._get_state(request, timeout=timeout_seconds)
+            return call(request, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise rpc_error(error, self.target) from None
-        return state_from_proto(message)

@@ -10,6 +10,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.http.chat import parse_chat
 from coordinator.http.completions import parse_completion
 from coordinator.http.delivery import GeneratedResponse
+from coordinator.http.discovery import Discovery
 from coordinator.http.edge import REQUEST_ID, Edge
 from coordinator.http.fields import read_fields
 from coordinator.http.pages import Pages
@@ -30,6 +31,7 @@ def make_app(coordinator: Coordinator) -> ASGIApp:
         Route("/ready", pages.ready),
         Route("/version", pages.version),
         Route("/metrics", pages.metrics),
+        Route("/sd", Discovery(coordinator.membership).targets),
     ]
     edge = Edge(Router(routes, redirect_slashes=False, default=_unknown_route))
     origins = coordinator.options.cors_origins

@@ -47,8 +47,7 @@ class Pages:
         prompt = _prompt(fields)
         model = await self._model(fields)
         ids = await token_ids(prompt, model)
-        limits = self._coordinator.engine.limits
-        longest = limits.max_model_len if limits else model.config.max_position_embeddings
+        longest = self._coordinator.admission.max_model_len(model)
         return JSONResponse({"count": len(ids), "max_model_len": longest, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:

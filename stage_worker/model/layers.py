@@ -78,11 +78,16 @@ class DecoderLayer:
             _normed(norms.before_attention, hidden_TH), rotation, plan, cache
         )
         attended_TH = _normed(norms.after_attention, attended_TH)
-        hidden_TH = torch.add(hidden_TH, attended_TH, alpha=self._residual_scale)
+        hidden_TH = _added(hidden_TH, attended_TH, self._residual_scale)
         fed_TH = self._feed_forward(_normed(norms.before_feed_forward, hidden_TH))
         fed_TH = _normed(norms.after_feed_forward, fed_TH)
-        return torch.add(hidden_TH, fed_TH, alpha=self._residual_scale)
+        return _added(hidden_TH, fed_TH, self._residual_scale)
 
 
 def _normed(norm: Norm | None, x_TH: Tensor) -> Tensor:
     return x_TH if norm is None else norm(x_TH)
+
+
+def _added(hidden_TH: Tensor, x_TH: Tensor, scale: float) -> Tensor:
+    """The plain sum is the cheaper call, and what nearly all families need."""
+    return hidden_TH + x_TH if scale == 1 else torch.add(hidden_TH, x_TH, alpha=scale)

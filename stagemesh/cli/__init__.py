@@ -23,6 +23,7 @@ from stagemesh.cli.health import health
 from stagemesh.cli.infer import infer
 from stagemesh.cli.prepare import prepare
 from stagemesh.cli.serve import serve
+from stagemesh.cli.simulate import simulate
 from stagemesh.cli.status import status
 from stagemesh.cli.version import version
 from stagemesh.cli.worker import worker
@@ -48,7 +49,8 @@ app.command(prepare, help_epilogue=examples.PREPARE, sort_key=5)
 app.command(coordinator, help_epilogue=examples.COORDINATOR, sort_key=6)
 app.command(worker, help_epilogue=examples.WORKER, sort_key=7)
 app.command(health, help_epilogue=examples.HEALTH, sort_key=8)
-app.command(version, help_epilogue="", sort_key=9)
+app.command(simulate, help_epilogue=examples.SIMULATE, sort_key=9)
+app.command(version, help_epilogue="", sort_key=10)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -65,3 +65,10 @@ Examples:
     stagemesh health                        the door on this machine is alive
     stagemesh health --ready                it serves requests
     stagemesh health --ready 10.0.0.2:50100 that worker is in a mesh"""
+
+SIMULATE = """\
+Examples:
+
+    stagemesh simulate
+    stagemesh simulate --scenario slow-stage --find-goodput
+    stagemesh simulate --trace azure.csv --rate 5 --policy adaptive --plot timeline.png"""

@@ -14,7 +14,7 @@ import grpc.aio
 
 from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
-from runtime.errors import CheckpointError, EpochEndedError
+from runtime.errors import EpochEndedError, StagemeshError
 from runtime.step import SampledToken, SlotSampling, StageTiming, Step, StepResult
 from runtime.step_codec import header_to_step, result_to_proto
 from tests.coordinator.toy_model import toy_top
@@ -24,13 +24,15 @@ from tests.coordinator.toy_model import toy_top
 class Behaviour:
     """What a fake stage does besides its duty; tests change it while it runs."""
 
-    refuse_load: bool = False
+    load_error: StagemeshError | None = None
     skew_logprobs: float = 0.0
     num_kv_blocks: int = 64
     # Applied to the next result that carries tokens, once.
     corrupt: Callable[[stage_pb2.StepResult], None] | None = None
     # The step before which to end the epoch with a failure, once.
     fail_at_step: int | None = None
+    # The prompt that ends the epoch whenever it comes.
+    poison: tuple[int, ...] = ()
     withhold_credits: bool = False
     # Steps are taken only while this is set.
     running: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,8 +84,8 @@ class FakeStage(stage_pb2_grpc.StageServicer):
     async def Load(  # type: ignore[override]  # noqa: N802
         self, request: stage_pb2.LoadRequest, context: Any
     ) -> None:
-        if self.behaviour.refuse_load:
-            raise CheckpointError(folder="/models/toy", problem="model.norm.weight is missing")
+        if self.behaviour.load_error is not None:
+            raise self.behaviour.load_error
         self.num_loads += 1
         self.assignment = request.assignment
         await context.write(stage_pb2.LoadProgress(done_bytes=50, total_bytes=100))
@@ -125,8 +127,9 @@ class FakeStage(stage_pb2_grpc.StageServicer):
                 await self.behaviour.running.wait()
                 if not self.behaviour.withhold_credits:
                     await context.write(stage_pb2.Credit(step=frame.step))
-                self._fail_if_told(expected, results)
-                results.put_nowait(self._run(header_to_step(frame.header)))
+                step = header_to_step(frame.header)
+                self._fail_if_told(step, results)
+                results.put_nowait(self._run(step))
                 if following is not None:
                     await following.write(frame)
                 expected += 1
@@ -159,12 +162,16 @@ class FakeStage(stage_pb2_grpc.StageServicer):
     ) -> stage_pb2.UnloadResponse:
         return stage_pb2.UnloadResponse()
 
-    def _fail_if_told(self, step: int, results: asyncio.Queue[stage_pb2.StepResult]) -> None:
-        if self.behaviour.fail_at_step is None or step < self.behaviour.fail_at_step:
+    def _fail_if_told(self, step: Step, results: asyncio.Queue[stage_pb2.StepResult]) -> None:
+        behaviour = self.behaviour
+        is_due = behaviour.fail_at_step is not None and step.number >= behaviour.fail_at_step
+        poison = behaviour.poison
+        is_poisoned = any(chunk.token_ids[: len(poison)] == poison for chunk in step.chunks)
+        if not is_due and not (poison and is_poisoned):
             return
-        self.behaviour.fail_at_step = None
-        failure = stage_pb2.StageFailure(code="position", message="told to fail", step=step)
-        results.put_nowait(stage_pb2.StepResult(step=step, failure=failure))
+        behaviour.fail_at_step = None
+        failure = stage_pb2.StageFailure(code="position", message="told to fail", step=step.number)
+        results.put_nowait(stage_pb2.StepResult(step=step.number, failure=failure))
         raise EpochEndedError(cause="position", detail="told to fail")
 
     def _run(self, step: Step) -> stage_pb2.StepResult:

@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from coordinator import engine
 from protos import inference_pb2
 from runtime.rpc import error_from_rpc
 from tests.coordinator.toy_mesh import ToyMesh, collect, token_request, toy_mesh
@@ -61,6 +62,26 @@ async def test_infer_bad_requests_get_one_clear_error_each(toy_folder: Path) -> 
             assert (code, status) == (expected_code, wanted)
             assert named in message
         assert (await collect(mesh.infer(token_request(PROMPT))))[0].tokens == toy_answer(PROMPT, 8)
+
+
+async def test_infer_too_many_logprobs_at_once_are_refused_and_the_room_comes_back(
+    toy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "MAX_LOGPROBS_PER_STEP", 2 * VOCAB_SIZE)
+    whole = token_request(PROMPT, max_tokens=500, num_logprobs=VOCAB_SIZE)
+    async with toy_mesh(toy_folder) as mesh:
+        calls = [mesh.infer(whole) for _ in range(2)]
+        for call in calls:
+            await call.read()
+        code, status, message = await refusal(mesh, whole)
+        assert (code, status) == ("too_many_logprobs", grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert str(2 * VOCAB_SIZE) in message
+        assert (await collect(mesh.infer(token_request(PROMPT))))[0].tokens == toy_answer(PROMPT, 8)
+        calls[0].cancel()
+        await mesh.until(lambda state: state.num_running == 1)
+        more = token_request(PROMPT, max_tokens=2, num_logprobs=VOCAB_SIZE)
+        assert (await collect(mesh.infer(more)))[0].tokens == toy_answer(PROMPT, 2)
+        calls[1].cancel()
 
 
 async def test_infer_client_leaves_while_running_releases_everything(toy_folder: Path) -> None:

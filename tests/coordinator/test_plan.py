@@ -10,6 +10,7 @@ from coordinator.membership import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import head_cost_in_layers, place, plan_replica, served_len
 from runtime.errors import InvalidRequestError, LayerSplitError, NeverFitsError, TooManyStagesError
+from runtime.layer_config import ExpertsConfig
 from runtime.model_config import ModelConfig, load_model_config
 
 OPTIONS = CoordinatorOptions(model="smollm2", pp=2)
@@ -26,13 +27,20 @@ def member(worker_id: str) -> Member:
     return Member(WorkerIdentity(1, "b", worker_id, "here", f"{worker_id}:1", "cpu", "", 0, 1))
 
 
-def test_head_cost_is_its_weight_in_layers(config: ModelConfig) -> None:
+def test_head_cost_is_half_its_weight_in_layers(config: ModelConfig) -> None:
     attention, mlp = 4 * 16 * 16, 3 * 16 * 32
-    assert head_cost_in_layers(config) == pytest.approx(97 * 16 / (attention + mlp))
+    assert head_cost_in_layers(config) == pytest.approx(0.5 * 97 * 16 / (attention + mlp))
+
+
+def test_head_cost_in_layers_of_experts_counts_them_all(config: ModelConfig) -> None:
+    experts = ExpertsConfig(8, 2, 32, is_normalized=True)
+    attention, mlp = 4 * 16 * 16, 8 * 3 * 16 * 32
+    cost = head_cost_in_layers(replace(config, experts=experts))
+    assert cost == pytest.approx(0.5 * 97 * 16 / (attention + mlp))
 
 
 def test_plan_heavy_head_gives_the_last_stage_fewer_layers(config: ModelConfig) -> None:
-    plan = plan_replica(OPTIONS, replace(config, vocab_size=400), "f00", 0)
+    plan = plan_replica(OPTIONS, replace(config, vocab_size=800), "f00", 0)
     assert [(part.first_layer, part.num_layers) for part in plan] == [(0, 3), (3, 1)]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.replica import Replica
 from protos import stage_pb2
-from runtime.errors import WorkerDiedError
+from runtime.errors import CheckpointError, WorkerDiedError
 from runtime.rpc import error_from_rpc
 from tests.coordinator.fake_worker import fake_worker
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
@@ -107,22 +107,6 @@ async def test_replica_spare_worker_takes_over_at_once(toy_folder: Path) -> None
     assert [worker.stage.num_loads for worker in mesh.workers] == [1, 1, 1]
 
 
-async def test_replica_request_present_at_two_ends_fails_others_go_on(toy_folder: Path) -> None:
-    async with toy_mesh(toy_folder) as mesh:
-        await mesh.until_ready()
-        behaviour = mesh.workers[0].stage.behaviour
-        behaviour.fail_at_step = 12
-        poison = asyncio.create_task(collect(mesh.infer(token_request(PROMPT, max_tokens=400))))
-        await mesh.until(lambda state: state.replicas[0].epoch.counter == 2 and state.ready)
-        behaviour.fail_at_step = 0
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await poison
-        code, message = error_from_rpc(caught.value)
-        assert code == "epoch_ended"
-        assert "told to fail" in message
-        assert (await collect(mesh.infer(token_request(PROMPT))))[0].tokens == toy_answer(PROMPT, 8)
-
-
 async def test_replica_canary_differs_is_never_served(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, behaviour={"skew_logprobs": 0.5}) as mesh:
         waiting = asyncio.create_task(collect(mesh.infer(token_request(PROMPT))))
@@ -137,7 +121,8 @@ async def test_replica_canary_differs_is_never_served(toy_folder: Path) -> None:
 
 
 async def test_replica_worker_refuses_the_checkpoint_says_why(toy_folder: Path) -> None:
-    async with toy_mesh(toy_folder, behaviour={"refuse_load": True}) as mesh:
+    error = CheckpointError(folder="/models/toy", problem="model.norm.weight is missing")
+    async with toy_mesh(toy_folder, behaviour={"load_error": error}) as mesh:
         state = await mesh.until(lambda state: bool(state.failure))
     assert "model.norm.weight is missing" in state.failure
     assert mesh.workers[0].address in state.failure or mesh.workers[1].address in state.failure

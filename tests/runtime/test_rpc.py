@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from structlog.testing import capture_logs
 
 from runtime.errors import (
+    EpochEndedError,
     InvalidRequestError,
     PortTakenError,
     PromptTooLongError,
@@ -22,6 +23,7 @@ from runtime.rpc import (
     MAX_MESSAGE_BYTES,
     bind,
     dial,
+    epoch_end_from_rpc,
     error_from_rpc,
     make_server,
     split_address,
@@ -54,6 +56,22 @@ async def _unary_failure(raised: Exception) -> tuple[grpc.StatusCode, str, str]:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/test/Call")(b"", timeout=10)
     return caught.value.code(), *error_from_rpc(caught.value)
+
+
+async def test_end_of_an_epoch_told_over_two_calls_keeps_its_cause() -> None:
+    told = EpochEndedError(cause="position", detail="slot 3: expected position 1, got 2")
+    for who in ("stage 1", "stage 0"):
+
+        async def handler(request: bytes, context: Context, told: EpochEndedError = told) -> bytes:
+            raise told
+
+        async with _serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/test/Call")(b"", timeout=10)
+        told = epoch_end_from_rpc(caught.value, who)
+
+    assert told.cause == "position"
+    assert told.detail == "stage 0: stage 1: slot 3: expected position 1, got 2"
 
 
 async def test_handler_raising_error_ends_call_with_its_status_code_and_message() -> None:

@@ -1,11 +1,9 @@
 """Tests that steps and results survive the wire unchanged."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import stage_pb2
-from runtime import step_codec
 from runtime.step import (
     SampledToken,
     SendTiming,
@@ -19,7 +17,6 @@ from runtime.step import (
 from runtime.step_codec import (
     header_to_step,
     result_from_proto,
-    result_to_messages,
     result_to_proto,
     step_to_header,
 )
@@ -96,22 +93,6 @@ def test_result_through_bytes_returns_equal(result: StepResult) -> None:
     data = result_to_proto(result).SerializeToString()
 
     assert result_from_proto(stage_pb2.StepResult.FromString(data)) == result
-
-
-@given(results, st.integers(1, 12))
-def test_result_in_several_messages_returns_equal(result: StepResult, most: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_codec, "MAX_LOGPROBS_PER_MESSAGE", most)
-        messages = list(result_to_messages(result))
-
-    parts = [result_from_proto(message) for message in messages]
-    assert [message.more for message in messages] == [True] * (len(messages) - 1) + [False]
-    assert {part.step for part in parts} == {result.step}
-    assert tuple(token for part in parts for token in part.sampled) == result.sampled
-    assert parts[-1].timing == result.timing
-    for part in parts:
-        num_logprobs = sum(len(token.top_ids) for token in part.sampled)
-        assert num_logprobs <= most or len(part.sampled) == 1
 
 
 def test_temperature_beyond_float32_is_rounded_once() -> None:

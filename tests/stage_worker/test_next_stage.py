@@ -10,7 +10,7 @@ import torch
 
 from protos import stage_pb2
 from runtime import rpc
-from runtime.errors import EpochEndedError, FrameError, StepGapError
+from runtime.errors import EpochEndedError, FrameError, StepGapError, WindowExceededError
 from stage_worker import next_stage
 from stage_worker.next_stage import LinkPlan, NextStage, step_frames
 from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
@@ -128,6 +128,16 @@ async def test_read_credits_out_of_order_raises_frame_error() -> None:
 
     async with _linked(handler) as link:
         with pytest.raises(FrameError, match="step of a credit: expected 0, got 1"):
+            await link.read_credits()
+
+
+async def test_read_credits_for_a_step_that_was_not_sent_is_refused() -> None:
+    async def handler(context: ForwardContext) -> None:
+        await context.write(stage_pb2.Credit(step=0))
+        await context.read()
+
+    async with _linked(handler) as link:
+        with pytest.raises(WindowExceededError, match="step 0"):
             await link.read_credits()
 
 

@@ -1,6 +1,7 @@
 """The worker's life, in this process: bind, join, serve, stop; and what makes it give up."""
 
 import asyncio
+import urllib.request
 from typing import Any
 
 import grpc.aio
@@ -49,6 +50,12 @@ async def _health_of(channel: grpc.aio.Channel, service: str) -> int:
     return int(response.status)
 
 
+def _read_metrics(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        text: bytes = response.read()
+    return text.decode()
+
+
 async def _until_serving(channel: grpc.aio.Channel, service: str) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     watch = stub.Watch(health_pb2.HealthCheckRequest(service=service))
@@ -81,6 +88,10 @@ async def test_serve_worker_joins_answers_at_its_address_and_stops(listen: str) 
             assert status.worker_id == hello.worker_id
             assert status.state == stage_pb2.WORKER_STATE_EMPTY
             await _until_serving(channel, STAGE_SERVICE)
+        metrics = await asyncio.to_thread(_read_metrics, hello.metrics_address)
+        assert "stagemesh_worker_joined 1.0" in metrics
+        assert 'stagemesh_worker_state{state="empty"} 1.0' in metrics
+        assert 'stagemesh_worker_kv_blocks{state="free"} 0.0' in metrics
         stop.set()
     await coordinator.stop(grace=None)
 

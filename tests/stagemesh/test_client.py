@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import grpc
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime.errors import QueueFullError
 from runtime.rpc import bind, make_server
-from stagemesh import AsyncClient, Client, GenerationRequest, StagemeshRpcError, Update
+from stagemesh import AsyncClient, Client, GenerationRequest, Model, StagemeshRpcError, Update
 
 Context = grpc.aio.ServicerContext[
     inference_pb2.InferRequest, AsyncIterator[inference_pb2.InferResponse]
@@ -17,6 +18,7 @@ Context = grpc.aio.ServicerContext[
 StateContext = grpc.aio.ServicerContext[
     mesh_pb2.GetStateRequest, Awaitable[mesh_pb2.GetStateResponse]
 ]
+AnyContext = grpc.aio.ServicerContext[Any, Any]
 
 
 class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsServicer):
@@ -38,6 +40,27 @@ class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsService
                 await asyncio.Event().wait()
         finally:
             self.abandoned.set()
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: AnyContext
+    ) -> inference_pb2.TokenizeResponse:
+        return inference_pb2.TokenizeResponse(token_ids=map(ord, request.prompt.text))
+
+    async def Detokenize(  # noqa: N802
+        self, request: inference_pb2.DetokenizeRequest, context: AnyContext
+    ) -> inference_pb2.DetokenizeResponse:
+        return inference_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    async def ListModels(  # noqa: N802
+        self, request: inference_pb2.ListModelsRequest, context: AnyContext
+    ) -> inference_pb2.ListModelsResponse:
+        models = [inference_pb2.Model(name="tiny", max_model_len=8)]
+        return inference_pb2.ListModelsResponse(models=models)
+
+    async def Cancel(  # noqa: N802
+        self, request: inference_pb2.CancelRequest, context: AnyContext
+    ) -> inference_pb2.CancelResponse:
+        return inference_pb2.CancelResponse(num_cancelled=len(request.request_id))
 
     async def GetState(  # noqa: N802
         self, request: mesh_pb2.GetStateRequest, context: StateContext
@@ -83,6 +106,25 @@ async def test_sync_infer_streams_updates(target: str) -> None:
             return text, client.state().model
 
     assert await asyncio.to_thread(ask) == ("hello", "tiny")
+
+
+async def test_async_client_asks_for_tokens_models_and_cancellation(target: str) -> None:
+    async with AsyncClient(target) as client:
+        assert await client.tokenize("ab") == (97, 98)
+        assert await client.detokenize((97, 98)) == "ab"
+        assert await client.models() == (Model("tiny", 8),)
+        assert await client.cancel("four") == 4
+
+
+async def test_sync_client_asks_for_tokens_models_and_cancellation(target: str) -> None:
+    def ask() -> None:
+        with Client(target) as client:
+            assert client.tokenize("ab") == (97, 98)
+            assert client.detokenize((97, 98)) == "ab"
+            assert client.models() == (Model("tiny", 8),)
+            assert client.cancel("four") == 4
+
+    await asyncio.to_thread(ask)
 
 
 async def test_async_infer_refused_has_the_servers_code(target: str) -> None:

@@ -1,0 +1,161 @@
+"""Goodput of every policy in every scenario, simulated: the table of docs/scheduling.md.
+
+Goodput is the highest request rate at which 90% of the requests meet both of the scenario's targets
+(time to first token, time per output token). All policies get the same requests and the same noise
+per seed. The policies to be compared with are tuned: for every scenario each has the best of
+some settings, chosen by a search of its own on a seed that is not counted; `adaptive` is as it
+comes. The last column is adaptive over the best of the others, seed by seed.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from scheduler import POLICY_NAMES
+from scheduler.policies import MultiplicativeOptions, PolicyName, ThrottleOptions
+from simulator.compare import Contender, contender, goodput
+from simulator.scenarios import Scenario, make_scenarios
+
+TUNING_SEED = 1000
+BUDGETS = (256, 384, 512, 640, 768)
+PREFILL_LIMITS = (512, 768, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy in one scenario: its setting in words, and its goodput for every seed."""
+
+    scenario: str
+    policy: PolicyName
+    setting: str
+    goodputs: tuple[float, ...]
+
+
+def settings_of(policy: PolicyName, scenario: Scenario) -> dict[str, Contender]:
+    """The settings to choose from, by their words."""
+    plain = contender(policy, scenario)
+    match policy:
+        case "fixed" | "vllm":
+            return {str(rows): contender(policy, scenario, rows) for rows in BUDGETS}
+        case "throttle":
+            options = plain.options
+            return {
+                f"{rows}": replace(
+                    plain,
+                    options=replace(options, throttle=ThrottleOptions(max_prefill_tokens=rows)),
+                )
+                for rows in PREFILL_LIMITS
+            }
+        case "multiplicative":
+            latencies = (None, scenario.targets.tpot_seconds)
+            return {
+                "free" if latency is None else f"latency {latency:g} s": replace(
+                    plain,
+                    options=replace(
+                        plain.options,
+                        multiplicative=MultiplicativeOptions(
+                            max_size=scenario.limits.max_step_tokens, latency_seconds=latency
+                        ),
+                    ),
+                )
+                for latency in latencies
+            }
+        case "adaptive":
+            return {"": plain}
+
+
+def measure(
+    num_requests: int, num_tuning_requests: int, seeds: Sequence[int], key: tuple[str, PolicyName]
+) -> Cell:
+    """Tunes one policy for one scenario, then searches its goodput for every seed."""
+    name, policy = key
+    scenario = make_scenarios()[name]
+    choices = settings_of(policy, scenario)
+    guess = 0.0
+    tuned: dict[str, float] = {}
+    if len(choices) > 1:
+        for setting, choice in choices.items():
+            tuned[setting] = goodput(scenario, choice, num_tuning_requests, TUNING_SEED, guess)
+            guess = guess or tuned[setting]
+    best = max(choices, key=lambda setting: tuned.get(setting, 0.0))
+    goodputs: list[float] = []
+    for seed in seeds:
+        guess = goodputs[-1] if goodputs else tuned.get(best, 0.0)
+        goodputs.append(goodput(scenario, choices[best], num_requests, seed, guess))
+    return Cell(name, policy, best, tuple(goodputs))
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean, and standard deviation if there are several."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ±{statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def table_of(cells: Sequence[Cell], scenarios: Sequence[str]) -> Table:
+    """One row per scenario."""
+    table = Table(title="goodput in requests/s (setting), mean and spread over the seeds")
+    table.add_column("scenario")
+    for policy in (*POLICY_NAMES, "adaptive / best other"):
+        table.add_column(policy, justify="right")
+    by_key = {(cell.scenario, cell.policy): cell for cell in cells}
+    for name in scenarios:
+        row = [by_key[name, policy] for policy in POLICY_NAMES]
+        others = [cell for cell in row if cell.policy != "adaptive"]
+        best = max(others, key=lambda cell: statistics.fmean(cell.goodputs))
+        pairs = zip(by_key[name, "adaptive"].goodputs, best.goodputs, strict=True)
+        ratios = [mine / other for mine, other in pairs if other > 0.0]
+        texts = [
+            spread(cell.goodputs, 1) + (f" ({cell.setting})" if cell.setting else "")
+            for cell in row
+        ]
+        table.add_row(name, *texts, spread(ratios, 2) if ratios else "-")
+    return table
+
+
+def main() -> None:
+    """Prints the table, and writes every figure if asked."""
+    scenarios = list(make_scenarios())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenario", nargs="+", choices=scenarios, default=scenarios)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=500, help="requests of every replay")
+    parser.add_argument("--tuning-requests", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--json", type=Path, help="file for every figure")
+    options = parser.parse_args()
+    work: Callable[[tuple[str, PolicyName]], Cell] = partial(
+        measure, options.requests, options.tuning_requests, range(options.seeds)
+    )
+    keys = [(name, policy) for name in options.scenario for policy in POLICY_NAMES]
+    console = Console()
+    cells: list[Cell] = []
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        for cell in pool.map(work, keys):
+            cells.append(cell)
+            console.print(f"{cell.scenario:12} {cell.policy:15} {spread(cell.goodputs, 1)}")
+    console.print(table_of(cells, options.scenario))
+    if options.json is not None:
+        figures = [
+            {
+                "scenario": cell.scenario,
+                "policy": cell.policy,
+                "setting": cell.setting,
+                "goodputs": cell.goodputs,
+            }
+            for cell in cells
+        ]
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Owns what the end of an epoch is blamed on: the culprit's own word, not an echo of it.
+
+One failure ends every stream of an epoch, and the echoes may come first. Whoever hears an echo
+waits a moment, in which the culprit's error ends the wait.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, Never
+
+from runtime.errors import EpochEndedError, StagemeshError, find_errors
+from runtime.tasks import run_apart
+
+ECHO_SECONDS: Final = 0.25
+# Causes that say no more than: the other side is gone.
+_ECHOES: Final = frozenset(
+    {
+        "cancelled",
+        "epoch_ended",
+        "next_stage",
+        "no_epoch",
+        "results_gone",
+        "sender_gone",
+        "stream_closed",
+        "unavailable",
+    }
+)
+
+
+async def raise_end(error: EpochEndedError) -> Never:
+    """Raises `error`, an echo only after a moment."""
+    if _is_echo(error):
+        await asyncio.sleep(ECHO_SECONDS)
+    raise error
+
+
+async def end_of(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
+    """Runs an epoch to its end, which is always an error, and returns the one to blame."""
+    try:
+        await run_apart(epoch)
+    except Exception as error:
+        causes = list(find_errors(error))
+        if not causes:
+            raise
+        return next((cause for cause in causes if not _is_echo(cause)), causes[0])
+    raise AssertionError("an epoch ends with an error only")
+
+
+def _is_echo(error: StagemeshError) -> bool:
+    return isinstance(error, EpochEndedError) and error.cause in _ECHOES

@@ -1,0 +1,61 @@
+"""Owns how long a replica keeps trying: what its failures so far say about the next try.
+
+Pure. Before the first service, the operator waits for an answer, so what would end the same way
+again is told at once. A mesh that has served waits for better workers instead.
+"""
+
+from typing import Final
+
+from runtime.errors import (
+    BadRequestError,
+    BrokenModelError,
+    RefusedWorkerError,
+    StagemeshError,
+    WorkerDiedError,
+    WorkerFailedError,
+)
+
+# These say that the next try would end the same way with the same workers.
+LASTING: Final = (BadRequestError, BrokenModelError, RefusedWorkerError)
+
+# Tries in a row that failed in the very same words: the next one would too.
+_MAX_EQUAL_FAILURES: Final = 5
+
+
+class Patience:
+    """The failures of one replica; pauses are in seconds."""
+
+    def __init__(self, backoff_seconds: float, max_backoff_seconds: float) -> None:
+        self.has_served = False
+        self._backoff_seconds = backoff_seconds
+        self._max_backoff_seconds = max_backoff_seconds
+        self._last_words = ""
+        self._num_failures = 0
+        self._num_equal_failures = 0
+
+    def count(self, cause: StagemeshError, *, has_just_served: bool) -> None:
+        """One more epoch is over, or did not come to serve."""
+        words = _words(cause)
+        is_same, self._last_words = words == self._last_words, words
+        self.has_served |= has_just_served
+        self._num_failures = 0 if has_just_served else self._num_failures + 1
+        self._num_equal_failures = self._num_equal_failures + 1 if is_same else 1
+
+    def is_over(self, cause: StagemeshError) -> bool:
+        """Whether to give up after `cause`, which was counted."""
+        if self.has_served:
+            return False
+        is_repeated = min(self._num_failures, self._num_equal_failures) >= _MAX_EQUAL_FAILURES
+        if is_repeated and not isinstance(cause, WorkerDiedError):
+            return True
+        return isinstance(cause, LASTING)
+
+    @property
+    def pause_seconds(self) -> float:
+        """Before the next try; doubled with each one in a row that did not come to serve."""
+        return min(self._backoff_seconds * 2.0**self._num_failures, self._max_backoff_seconds)
+
+
+def _words(cause: StagemeshError) -> str:
+    """What makes two failures equal; which worker failed, and of how many bytes, is by chance."""
+    return cause.code if isinstance(cause, WorkerFailedError) else str(cause)

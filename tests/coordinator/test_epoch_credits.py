@@ -1,0 +1,50 @@
+"""Credits of stage 0: each for the next step that was sent, and none besides."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from coordinator.epoch import EpochStreams
+from coordinator.stages import EpochId, EpochPlan
+from protos import stage_pb2
+from runtime.errors import FrameError, WindowExceededError
+from runtime.step import Step
+
+PLAN = EpochPlan(
+    EpochId("coordinator", 1),
+    replica=0,
+    num_kv_blocks=8,
+    max_sequences=2,
+    max_step_tokens=32,
+    window=2,
+)
+
+
+class Forward:
+    """A stream to stage 0 that takes every step and gives these credits."""
+
+    def __init__(self, *credits: int) -> None:
+        self._credits = credits
+
+    async def write(self, frame: stage_pb2.Frame) -> None:
+        """Takes it."""
+
+    async def __aiter__(self) -> AsyncIterator[stage_pb2.Credit]:
+        for step in self._credits:
+            yield stage_pb2.Credit(step=step)
+
+
+@pytest.mark.parametrize(
+    ("credits", "error"), [((0, 1), WindowExceededError), ((1,), FrameError), ((0, 0), FrameError)]
+)
+async def test_read_credits_not_for_the_next_step_is_refused(
+    credits: tuple[int, ...], error: type[Exception]
+) -> None:
+    streams = EpochStreams(PLAN, [cast("Any", Forward(*credits))], 1.0, asyncio.Event())
+    await streams.send(Step(0))
+    if error is FrameError:
+        await streams.send(Step(1))
+    with pytest.raises(error):
+        await streams.read_credits(0)

@@ -1,0 +1,33 @@
+"""What an epoch's end is blamed on when several errors come close together."""
+
+import asyncio
+
+import pytest
+
+from coordinator.epoch_end import end_of, raise_end
+from runtime.errors import EpochEndedError, SlotError, StagemeshError
+
+ECHO = EpochEndedError(cause="sender_gone", detail="sender 0 closed its stream")
+CULPRIT = EpochEndedError(cause="position", detail="slot 3: expected position 1, got 2")
+
+
+async def test_end_of_an_echo_before_the_culprit_is_the_culprits() -> None:
+    async def epoch() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(raise_end(ECHO))
+            await asyncio.sleep(0)
+            tasks.create_task(raise_end(CULPRIT))
+
+    assert await end_of(epoch()) is CULPRIT
+
+
+@pytest.mark.parametrize("culprit", [CULPRIT, SlotError(slot=1, problem="is open")])
+async def test_end_of_a_group_prefers_what_says_more(culprit: StagemeshError) -> None:
+    async def epoch() -> None:
+        raise ExceptionGroup("at once", [ECHO, culprit])
+
+    assert await end_of(epoch()) is culprit
+
+
+async def test_end_of_an_echo_alone_is_the_echo() -> None:
+    assert await end_of(raise_end(ECHO)) is ECHO

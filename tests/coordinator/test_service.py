@@ -1,0 +1,108 @@
+"""The gRPC door's other calls, its metadata and its rich errors."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc.error_details_pb2 import BadRequest
+from grpc_status import rpc_status
+
+from protos import inference_pb2
+from protos.inference_pb2_grpc import InferenceStub
+from runtime.rpc import error_from_rpc
+from tests.coordinator.toy_mesh import collect, read_one, token_request, toy_mesh
+
+PROMPT = (5, 6, 7)
+
+
+async def test_tokenize_and_detokenize_need_no_worker(toy_folder: Path) -> None:
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="abc")])
+    async with toy_mesh(toy_folder, num_workers=0) as mesh:
+        door = InferenceStub(mesh.channel)
+        text = inference_pb2.TokenizeRequest(prompt=inference_pb2.Prompt(text="w5 w6"))
+        answer = await door.Tokenize(text)
+        assert (tuple(answer.token_ids), answer.max_model_len) == ((5, 6), 512)
+        messages = inference_pb2.TokenizeRequest(prompt=inference_pb2.Prompt(chat=chat))
+        assert tuple((await door.Tokenize(messages)).token_ids) == (3, 1)
+        ids = inference_pb2.DetokenizeRequest(token_ids=(5, 6), model="toy")
+        assert (await door.Detokenize(ids)).text == "w5 w6"
+
+
+async def test_list_models_names_the_served_one(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, num_workers=0) as mesh:
+        answer = await InferenceStub(mesh.channel).ListModels(inference_pb2.ListModelsRequest())
+    assert [(model.name, model.max_model_len) for model in answer.models] == [("toy", 512)]
+
+
+async def test_tokens_of_a_bad_request_are_refused(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, num_workers=0) as mesh:
+        door = InferenceStub(mesh.channel)
+        calls: list[tuple[Any, str]] = [
+            (door.Tokenize(inference_pb2.TokenizeRequest()), "empty_prompt"),
+            (door.Tokenize(inference_pb2.TokenizeRequest(model="x")), "unknown_model"),
+            (door.Detokenize(inference_pb2.DetokenizeRequest(model="x")), "unknown_model"),
+            (
+                door.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[97])),
+                "token_out_of_vocabulary",
+            ),
+        ]
+        for call, code in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert error_from_rpc(caught.value)[0] == code
+
+
+async def test_cancel_ends_a_request_of_either_door(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
+        door = InferenceStub(mesh.channel)
+        request = token_request(PROMPT, (8, 9), max_tokens=500)
+        request.request_id = "mine"
+        call = mesh.infer(request)
+        await read_one(call, {})
+        body = {"prompt": [5], "max_tokens": 500, "stream": True}
+        headers = {"x-request-id": "mine"}
+        async with client.stream("POST", "/v1/completions", json=body, headers=headers) as other:
+            lines = other.aiter_lines()
+            await anext(lines)
+            answer = await door.Cancel(inference_pb2.CancelRequest(request_id="mine"))
+            assert answer.num_cancelled == 2
+            rest = [line async for line in lines]
+        assert any("request_cancelled" in line for line in rest)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(call)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        await mesh.until_idle()
+        answer = await door.Cancel(inference_pb2.CancelRequest(request_id="mine"))
+        assert answer.num_cancelled == 0
+
+
+async def test_request_id_is_echoed_in_metadata(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder) as mesh:
+        named = token_request(PROMPT)
+        named.request_id = "in-message"
+        cases = [
+            (mesh.infer(named), "in-message"),
+            (
+                mesh.infer(token_request(PROMPT), metadata=(("x-request-id", "in-metadata"),)),
+                "in-metadata",
+            ),
+        ]
+        for call, expected in cases:
+            metadata = dict(await call.initial_metadata())
+            response = await call.read()
+            assert (metadata["x-request-id"], response.request_id) == (expected, expected)
+            await collect(call)
+
+
+async def test_errors_tell_their_details_to_grpc_clients(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder) as mesh:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(mesh.infer(token_request(PROMPT, top_p=1.5)))
+    failed: Any = caught.value
+    status = rpc_status.from_call(failed)
+    assert status is not None
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    status.details[1].Unpack(bad := BadRequest())
+    assert [violation.field for violation in bad.field_violations] == ["top_p"]

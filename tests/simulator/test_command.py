@@ -1,0 +1,62 @@
+"""The command `stagemesh simulate`."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from scheduler import POLICY_NAMES
+from stagemesh.cli import main
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["simulate", *arguments])
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
+
+
+@pytest.fixture
+def azure() -> str:
+    return str(resources.files("simulator") / "data" / "azure_code_2023_head.csv")
+
+
+def test_simulate_of_a_trace_prints_every_policy(
+    azure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--trace", azure, "--requests", "20", "--rate", "8") == 0
+    out = capsys.readouterr().out
+    assert all(name[:5] in out for name in POLICY_NAMES)
+
+
+def test_simulate_as_json_has_figures_insight_and_goodput(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("--requests", "30", "--policy", "adaptive", "--find-goodput", "--json")
+    assert run(*arguments, "--plan", "10,30,40") == 0
+    adaptive = json.loads(capsys.readouterr().out)["adaptive"]
+    assert adaptive["summary"]["num_requests"] == 30
+    assert len(adaptive["insight"]["stages"]) == 3
+    assert adaptive["goodput"] > 0.0
+
+
+def test_simulate_with_a_plot_writes_one_picture_per_policy(tmp_path: Path) -> None:
+    assert run("--requests", "10", "--plot", str(tmp_path / "line.png")) == 0
+    pictures = sorted(path.name for path in tmp_path.iterdir())
+    assert pictures == sorted(f"line-{name}.png" for name in POLICY_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--scenario", "sunny"), "steady"),
+        (("--trace", "none.csv"), "none.csv"),
+        (("--hardware", "abacus"), "llama2-70b"),
+    ],
+)
+def test_simulate_of_what_is_not_there_says_what_is(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 1
+    assert words in capsys.readouterr().err
