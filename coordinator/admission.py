@@ -7,7 +7,7 @@ refused with one typed error before it costs anybody else anything.
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from coordinator.stop_strings import StopStrings
 from coordinator.texts import token_ids
 from coordinator.validation import check_min_tokens, check_num_logprobs, check_request
 from runtime.errors import (
+    DeadlineExceededError,
     EmptyPromptError,
     InvalidRequestError,
     PromptTooLongError,
@@ -30,7 +31,7 @@ from runtime.errors import (
     RequestCancelledError,
 )
 from runtime.logs import get_logger
-from scheduler import FinishReason, SequenceRequest
+from scheduler import SequenceRequest
 
 _log = get_logger()
 
@@ -73,8 +74,12 @@ class Admission:
         self._sequence_ids = itertools.count(1)
 
     @asynccontextmanager
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[OutputStream]:
+    async def generate(
+        self, request: GenerationRequest, is_late: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[OutputStream]:
         """The output of an admitted request; what is unfinished at the end is cancelled.
+
+        `is_late` says then whether the request's deadline has passed.
 
         Raises what `check_request` says, `EmptyPromptError`, `PromptTooLongError`,
         `QueueFullError`, and why nothing is served if that is so.
@@ -84,20 +89,17 @@ class Admission:
         check_request(request, model.name, model.config.vocab_size, self.max_prompts)
         tokenized = await self._tokenize(request, model)
         output, generations = self._generations(tokenized, model, arrival)
-        scheduled = [g for g in generations if g.request.max_tokens > 0]
         log = _log.bind(request_id=request.request_id)
-        admitted = _Admitted(output, tuple(scheduled))
+        admitted = _Admitted(output, tuple(generations))
         self._admitted.setdefault(request.request_id, []).append(admitted)
         try:
-            self._engine.submit(scheduled)
+            self._engine.submit(generations)
             log.info("request_admitted", num_prompt_tokens=[len(p) for p in tokenized.prompts])
-            for generation in generations:
-                if generation.request.max_tokens == 0:
-                    generation.finish(FinishReason.LENGTH, self._engine.clock())
             yield output
         finally:
             self._forget(request.request_id, admitted)
-            num_unfinished = self._engine.cancel(scheduled)
+            error = DeadlineExceededError if is_late() else RequestCancelledError
+            num_unfinished = self._engine.cancel(generations, error.code)
             log.info("request_ended", num_unfinished=num_unfinished)
 
     def cancel(self, request_id: str) -> int:

@@ -11,23 +11,19 @@ from dataclasses import replace
 
 from coordinator.epoch import EpochStreams
 from coordinator.generation import Generation
+from coordinator.roster import Roster
 from coordinator.step_loop import Clock, StepListener, StepLoop
 from coordinator.suspects import Suspects
-from coordinator.telemetry import observe_finish
+from coordinator.telemetry import StepObserver
 from runtime.errors import (
     EpochEndedError,
     QueueFullError,
     RequestCancelledError,
     StagemeshError,
-    TooManyLogprobsError,
 )
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import Step
 from scheduler import FinishReason, Policy, Scheduler, SchedulerLimits, TokenEvent
-
-# Log-probabilities that one step may have to report: its result stays far below the 16 MiB of a
-# message, and turning it over takes the event loop a fraction of a second.
-MAX_LOGPROBS_PER_STEP = 1 << 18
 
 
 class Engine:
@@ -49,12 +45,10 @@ class Engine:
         self._max_waiting = max_waiting
         self._step_seconds = step_seconds
         self._metrics = metrics
-        self._generations: dict[int, Generation] = {}
-        self._num_logprobs = 0
+        self._steps = StepObserver(metrics)
+        self._roster = Roster(metrics)
         self._suspects = Suspects(self._isolate)
         self._refusal: StagemeshError | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def num_running(self) -> int:
@@ -64,7 +58,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Sequences in line, also while no epoch serves."""
-        return self.scheduler.num_waiting if self.scheduler else len(self._generations)
+        return self.scheduler.num_waiting if self.scheduler else len(self._roster)
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -89,33 +83,37 @@ class Engine:
     @property
     def num_requests(self) -> int:
         """Prompts that are not finished."""
-        return len(self._generations)
+        return len(self._roster)
 
     # ---- the door's side -------------------------------------------------------------------------
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Puts the prompts of one request in line: all of them, or none and an error.
 
+        One that wants no tokens is finished at once.
+
         Raises `QueueFullError`, `TooManyLogprobsError`, and whatever `refuse` was told.
         """
         if self._refusal is not None:
             # Raised over and over: its traceback, and the frames in it, must not pile up.
             raise self._refusal.with_traceback(None)
-        if self.num_waiting + len(generations) > self._max_waiting:
+        generating = [each for each in generations if each.request.max_tokens > 0]
+        if self.num_waiting + len(generating) > self._max_waiting:
             raise QueueFullError(num_waiting=self.num_waiting, limit=self._max_waiting)
-        self._check_logprobs(generations)
+        self._roster.check_logprobs(generating)
         for generation in generations:
-            self._generations[generation.sequence_id] = generation
-            self._num_logprobs += generation.request.sampling.num_logprobs
-            self._idle.clear()
-            self._metrics.prompt_tokens.inc(len(generation.request.prompt_ids))
-            if self.scheduler is not None:
+            self._roster.add(generation)
+            if generation.request.max_tokens == 0:
+                self._finish_at_length(generation)
+            elif self.scheduler is not None:
                 self._schedule(generation)
         self.wake.set()
 
-    def cancel(self, generations: Iterable[Generation]) -> int:
+    def cancel(
+        self, generations: Iterable[Generation], code: str = RequestCancelledError.code
+    ) -> int:
         """Drops what is not finished, and counts it; slots and blocks go with the next step."""
-        return sum(self._drop(each, RequestCancelledError.code) for each in generations)
+        return sum(self._drop(each, code) for each in generations)
 
     def refuse(self, error: StagemeshError) -> None:
         """Takes no more requests: from now on `submit` raises `error`."""
@@ -123,12 +121,12 @@ class Engine:
 
     def fail_all(self, error: StagemeshError) -> None:
         """Ends every request with `error`."""
-        for generation in tuple(self._generations.values()):
+        for generation in self._roster:
             self._fail(generation, error)
 
     async def drained(self) -> None:
         """Returns once no request is left."""
-        await self._idle.wait()
+        await self._roster.empty()
 
     # ---- the replica's side ----------------------------------------------------------------------
 
@@ -152,29 +150,30 @@ class Engine:
         if culprit is not None:
             num_ends = self._suspects.num_ends(culprit)
             who = f"the request ran at {num_ends} ends, at the last one alone"
-            self._fail(self._generations[culprit], EpochEndedError.by(cause, who))
+            self._fail(self._roster[culprit], EpochEndedError.by(cause, who))
         if self.limits is not None:
             self._restart(self.limits)
 
     def on_step(self, step: Step, now: float) -> None:
-        """Notes whose prompts a step carries for the first time."""
+        """Notes what a step carries, and whose prompts for the first time."""
         assert self.scheduler is not None
         for opening in step.opened_slots:
             sequence_id = self.scheduler.sequence_in_slot(opening.slot)
             self._suspects.started(sequence_id)
-            self._generations[sequence_id].started(now)
+            self._roster[sequence_id].started(now)
+        self._steps.observe(step, self.scheduler.num_preemptions)
 
     def on_token(self, event: TokenEvent, now: float) -> None:
         """Delivers a token to its client's stream."""
         self._metrics.generated_tokens.inc()
-        generation = self._generations[event.sequence_id]
+        generation = self._roster[event.sequence_id]
         if generation.last_token is not None:
             self._metrics.inter_token_latency.observe(now - generation.last_token)
         finish = generation.push(event.token, event.finish_reason, now)
         self._suspects.got_on(event.sequence_id)
         if finish is not None:
-            self._forget(event.sequence_id)
-            observe_finish(self._metrics, finish)
+            self._roster.finish(generation, finish)
+            self._suspects.forget(event.sequence_id)
             if event.finish_reason is None:  # a stop string, of which the scheduler knows nothing
                 assert self.scheduler is not None
                 self.scheduler.cancel(event.sequence_id)
@@ -186,14 +185,14 @@ class Engine:
             self._restart(limits)
             return
         self.scheduler = Scheduler(limits, self._policy)
-        for generation in tuple(self._generations.values()):
+        for generation in self._roster:
             self._schedule(generation)
 
     def _restart(self, limits: SchedulerLimits) -> None:
         """Everything waits again, but for what the new limits have no room for."""
         assert self.scheduler is not None
         for sequence_id in self.scheduler.restart(limits):
-            self._end_unfit(self._generations[sequence_id], limits)
+            self._end_unfit(self._roster[sequence_id], limits)
         self._isolate(self._suspects.alone)
 
     def _end_unfit(self, generation: Generation, limits: SchedulerLimits) -> None:
@@ -204,8 +203,11 @@ class Engine:
         except StagemeshError as error:
             self._fail(generation, error)
         else:
-            self._forget(generation.sequence_id)
-            observe_finish(self._metrics, generation.finish(FinishReason.LENGTH, self.clock()))
+            self._finish_at_length(generation)
+
+    def _finish_at_length(self, generation: Generation) -> None:
+        self._roster.finish(generation, generation.finish(FinishReason.LENGTH, self.clock()))
+        self._suspects.forget(generation.sequence_id)
 
     def _isolate(self, sequence_id: int | None) -> None:
         if self.scheduler is not None:
@@ -229,27 +231,11 @@ class Engine:
 
     def _drop(self, generation: Generation, code: str) -> bool:
         """Forgets a generation that is not finished; False for one that is."""
-        if generation.sequence_id not in self._generations:
+        if generation not in self._roster:
             return False
-        self._forget(generation.sequence_id)
-        self._metrics.requests.labels(code).inc()
+        self._roster.drop(generation, code)
+        self._suspects.forget(generation.sequence_id)
         if self.scheduler is not None:
             self.scheduler.cancel(generation.sequence_id)
         self.wake.set()
         return True
-
-    def _check_logprobs(self, generations: Sequence[Generation]) -> None:
-        num_logprobs = sum(each.request.sampling.num_logprobs for each in generations)
-        if num_logprobs and self._num_logprobs + num_logprobs > MAX_LOGPROBS_PER_STEP:
-            raise TooManyLogprobsError(
-                num_logprobs=num_logprobs,
-                num_others=self._num_logprobs,
-                limit=MAX_LOGPROBS_PER_STEP,
-            )
-
-    def _forget(self, sequence_id: int) -> None:
-        generation = self._generations.pop(sequence_id)
-        self._num_logprobs -= generation.request.sampling.num_logprobs
-        self._suspects.forget(sequence_id)
-        if not self._generations:
-            self._idle.set()

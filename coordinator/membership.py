@@ -21,7 +21,7 @@ MAX_FIELD_LENGTH = 256
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What a worker says about itself at hello."""
+    """What a worker says about itself at hello; `dtypes` are what it computes at full speed."""
 
     protocol_version: int
     build: str
@@ -33,6 +33,7 @@ class WorkerIdentity:
     memory_bytes: int
     pid: int
     metrics_address: str = ""
+    dtypes: tuple[str, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -115,6 +116,7 @@ class Membership:
                 split_address(address)
         except InvalidRequestError as error:
             return error.problem
+        predecessors = self._predecessors(identity)
         for member in self.members:
             other = member.identity
             if other.worker_id == identity.worker_id and other.address != identity.address:
@@ -122,7 +124,7 @@ class Membership:
             if other.address == identity.address and other.node != identity.node:
                 problem = f"a worker on node {other.node} says that it answers there, too"
                 return f"{problem}; give each an address that others can reach"
-        if len(self._members) >= self._max_workers:
+        if len(self._members) - len(predecessors) >= self._max_workers:
             return f"the mesh has its {self._max_workers} workers"
         return ""
 

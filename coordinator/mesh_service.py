@@ -8,7 +8,7 @@ import asyncio
 import grpc
 
 from coordinator.membership import Member, Membership, WorkerIdentity
-from protos import mesh_pb2, mesh_pb2_grpc
+from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.errors import RefusedWorkerError
 from runtime.logs import get_logger
 
@@ -16,6 +16,8 @@ _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.Coordinator
 
 # A process that was killed and one that left look the same from here.
 _STREAM_ENDED = "its Join stream ended"
+# A trailer must hold it.
+_MAX_REASON = 1_000
 
 _log = get_logger()
 
@@ -60,7 +62,9 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
                 mesh_pb2.CoordinatorMessage(refusal=mesh_pb2.Refusal(reason=str(error)))
             )
             return
-        await self._hold(member, context)
+        if reason := await self._hold(member, context):
+            detail = f"out of the mesh: {reason}"[:_MAX_REASON]
+            await context.abort(grpc.StatusCode.UNAVAILABLE, detail)
 
     async def _read_hello(self, context: _Context) -> mesh_pb2.Hello | None:
         try:
@@ -72,8 +76,11 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             return None
         return message.hello if message.HasField("hello") else None
 
-    async def _hold(self, member: Member, context: _Context) -> None:
-        """Keeps `member` in until its stream ends, it falls silent or the coordinator closes."""
+    async def _hold(self, member: Member, context: _Context) -> str:
+        """Keeps `member` in until its stream ends, it falls silent or the coordinator closes.
+
+        Returns why somebody else took it out, if that was the end.
+        """
         _log.info("worker_joined", worker=member.name, worker_id=member.identity.worker_id)
         reason = _STREAM_ENDED
         try:
@@ -85,8 +92,10 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         except* _JoinEndedError as ended:
             reason = str(ended.exceptions[0])
         finally:
+            was_put_out = member.gone.is_set()
             self._membership.leave(member, reason)
             _log.info("worker_left", worker=member.name, reason=reason)
+        return reason if was_put_out else ""
 
     async def _listen(self, context: _Context) -> None:
         while True:
@@ -129,4 +138,9 @@ def _identity(hello: mesh_pb2.Hello) -> WorkerIdentity:
         memory_bytes=hello.device.memory_bytes,
         pid=hello.pid,
         metrics_address=hello.metrics_address,
+        dtypes=tuple(
+            stage_pb2.DType.Name(dtype).removeprefix("DTYPE_").lower()
+            for dtype in hello.device.dtypes
+            if dtype in stage_pb2.DType.values()
+        ),
     )

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+AUTO_DTYPE = "auto"
+"""The checkpoint's dtype if all workers compute it at full speed, otherwise float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
@@ -17,7 +20,7 @@ class CoordinatorOptions:
     mesh: str = "127.0.0.1:50051"
     pp: int = 1
     layers: tuple[int, ...] | None = None
-    dtype: str = "float32"
+    dtype: str = AUTO_DTYPE
     block_size: int = 16
     max_model_len: int | None = None
     kv_memory_bytes: int = 0

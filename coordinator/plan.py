@@ -4,11 +4,12 @@ How layers are divided is the scheduler package's `placement`; this only says wh
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.assignment import Assignment
 from coordinator.membership import Member
-from coordinator.options import CoordinatorOptions
+from coordinator.options import AUTO_DTYPE, CoordinatorOptions
 from runtime.errors import InvalidRequestError, NeverFitsError
 from runtime.model_config import ModelConfig
 from runtime.model_store import BUNDLED_MODEL
@@ -65,6 +66,17 @@ def plan_replica(
         )
         for stage in make_plan(layers).stages
     )
+
+
+def settle_dtype(
+    assignments: tuple[Assignment, ...], config: ModelConfig, members: Sequence[Member]
+) -> tuple[Assignment, ...]:
+    """What `auto` comes to: the checkpoint's dtype if all compute it at full speed, or float32."""
+    if assignments[0].dtype != AUTO_DTYPE:
+        return assignments
+    is_fast = all(config.torch_dtype in member.identity.dtypes for member in members)
+    dtype = config.torch_dtype if is_fast else "float32"
+    return tuple(replace(assignment, dtype=dtype) for assignment in assignments)
 
 
 def place(assignments: Sequence[Assignment], members: Sequence[Member]) -> tuple[Member, ...]:

@@ -21,7 +21,7 @@ from coordinator.membership import Member, Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.patience import LASTING, Patience
 from coordinator.phases import NEXT_PHASES, Phase
-from coordinator.plan import place
+from coordinator.plan import place, settle_dtype
 from coordinator.served_model import ServedModel
 from coordinator.stages import EpochId, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
@@ -97,6 +97,8 @@ class Replica:
         """Forms the replica, again after each end; returns only once it is beyond repair."""
         while True:
             members = await self._membership.wait_for(len(self.assignments))
+            # Once for all epochs: another dtype would change the tokens of requests that go on.
+            self.assignments = settle_dtype(self.assignments, self._model.config, members)
             self._enter(Phase.LOADING)
             cause = await end_of(self._run_epoch(place(self.assignments, members)))
             self.last_cause = str(cause)
@@ -182,7 +184,7 @@ class Replica:
         ) as streams:
             self._enter(Phase.CANARY)
             make_loop = partial(engine.make_loop, streams)
-            await check_route(make_loop, limits, reference, options.dtype)
+            await check_route(make_loop, limits, reference, self.assignments[0].dtype)
             self._enter(Phase.SERVING)
             for member in self.members:
                 member.has_served = True
@@ -199,7 +201,11 @@ class Replica:
 
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT_PHASES[self.phase], f"{self.phase} cannot become {phase}"
+        if self.is_serving:
+            self.telemetry.stop_serving(self.engine.clock())
         self.phase = phase
+        if self.is_serving:
+            self.telemetry.start_serving(self.engine.clock())
         self._log.info("replica_phase", phase=phase.name.lower())
         self._changed.set()
 

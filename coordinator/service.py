@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
@@ -40,7 +41,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             async with timeout:
                 request_id = await _identify(request.request_id, context)
                 check_message(request, self._admission.max_prompts)
-                await self._stream(request_from_proto(request, request_id), context)
+                message = request_from_proto(request, request_id)
+                await self._stream(message, context, timeout.expired)
         except TimeoutError:
             if timeout.expired():
                 raise DeadlineExceededError from None
@@ -84,8 +86,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         num_cancelled = self._admission.cancel(request.request_id)
         return inference_pb2.CancelResponse(num_cancelled=num_cancelled)
 
-    async def _stream(self, request: GenerationRequest, context: _Context) -> None:
-        async with self._admission.generate(request) as output:
+    async def _stream(
+        self, request: GenerationRequest, context: _Context, has_timed_out: Callable[[], bool]
+    ) -> None:
+        # gRPC ends the call at its deadline, too, and may be the first to do so.
+        def is_late() -> bool:
+            return has_timed_out() or context.time_remaining() == 0
+
+        async with self._admission.generate(request, is_late) as output:
             async for update in output:
                 await context.write(update_to_proto(update, request.request_id))
 

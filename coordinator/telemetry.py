@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from coordinator.assignment import LoadReport
 from coordinator.requests import Finish
 from runtime.metrics import CoordinatorMetrics
-from runtime.step import SendTiming, StageTiming
+from runtime.step import SendTiming, StageTiming, Step
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class ReplicaTelemetry:
     metrics: CoordinatorMetrics
     totals: list[StageTotals] = field(default_factory=list)
     loading: list[LoadProgress] = field(default_factory=list)
+    stopped_serving: float | None = None
 
     def __post_init__(self) -> None:
         self.start_loading()
@@ -82,6 +83,16 @@ class ReplicaTelemetry:
         """Sums start from zero."""
         self.metrics.epochs.labels(str(self.replica)).inc()
         self.totals = [StageTotals() for _ in range(self.num_stages)]
+
+    def stop_serving(self, now: float) -> None:
+        """An epoch that served is over."""
+        self.stopped_serving = now
+
+    def start_serving(self, now: float) -> None:
+        """Requests are served, for the first time or again."""
+        if self.stopped_serving is not None:
+            recovery_seconds = self.metrics.recovery_seconds.labels(str(self.replica))
+            recovery_seconds.observe(now - self.stopped_serving)
 
     def record(self, stage: int, timing: StageTiming) -> None:
         """Takes in one step of `stage`, with the send that it tells of."""
@@ -104,17 +115,37 @@ class ReplicaTelemetry:
             metrics.stage_sent_bytes.labels(*labels).inc(send.num_bytes)
 
 
+class StepObserver:
+    """What the microbatches carry, and what they cost others."""
+
+    def __init__(self, metrics: CoordinatorMetrics) -> None:
+        self._tokens = metrics.step_tokens.labels("0")
+        self._sequences = metrics.step_sequences.labels("0")
+        self._preemptions = metrics.preemptions.labels("0")
+        self._num_preemptions = 0
+
+    def observe(self, step: Step, num_preemptions: int) -> None:
+        """One step leaves; there were `num_preemptions` so far."""
+        self._preemptions.inc(num_preemptions - self._num_preemptions)
+        self._num_preemptions = num_preemptions
+        if step.chunks:
+            self._tokens.observe(step.num_tokens)
+            self._sequences.observe(len(step.chunks))
+
+
 def observe_finish(metrics: CoordinatorMetrics, finish: Finish) -> None:
     """One prompt came to its own end."""
     metrics.requests.labels(finish.reason.value).inc()
     timings, num_tokens = finish.timings, finish.usage.completion_tokens
+    metrics.prompt_length.observe(finish.usage.prompt_tokens)
+    metrics.generation_length.observe(num_tokens)
+    if num_tokens == 0:
+        return
     decode_seconds = timings.total_seconds - timings.first_token_seconds
     metrics.time_to_first_token.observe(timings.first_token_seconds)
     metrics.request_seconds.observe(timings.total_seconds)
     metrics.queue_seconds.observe(timings.queue_seconds)
     metrics.prefill_seconds.observe(timings.first_token_seconds - timings.queue_seconds)
     metrics.decode_seconds.observe(decode_seconds)
-    metrics.prompt_length.observe(finish.usage.prompt_tokens)
-    metrics.generation_length.observe(num_tokens)
     if num_tokens > 1:
         metrics.time_per_output_token.observe(decode_seconds / (num_tokens - 1))

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import stage_pb2 as protos_dot_stage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/mesh.proto\x12\x0cstagemesh.v1\x1a\x12protos/stage.proto\"l\n\rWorkerMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.stagemesh.v1.HelloH\x00\x12,\n\theartbeat\x18\x02 \x01(\x0b\x32\x17.stagemesh.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"\xae\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12$\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x14.stagemesh.v1.Device\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\":\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\"\x0b\n\tHeartbeat\"\x9f\x01\n\x12\x43oordinatorMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.stagemesh.v1.WelcomeH\x00\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x15.stagemesh.v1.RefusalH\x00\x12,\n\theartbeat\x18\x03 \x01(\x0b\x32\x17.stagemesh.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"<\n\x07Welcome\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\"\x19\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x11\n\x0fGetStateRequest\"\xa9\x02\n\x10GetStateResponse\x12\r\n\x05\x62uild\x18\x01 \x01(\t\x12\x16\n\x0e\x63oordinator_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12,\n\x08replicas\x18\x08 \x03(\x0b\x32\x1a.stagemesh.v1.ReplicaState\x12)\n\x07workers\x18\t \x03(\x0b\x32\x18.stagemesh.v1.WorkerInfo\x12\x0f\n\x07\x66\x61ilure\x18\n \x01(\t\x12\x16\n\x0euptime_seconds\x18\x0b \x01(\x01\x12\x15\n\rmax_model_len\x18\x0c \x01(\r\"\x95\x02\n\x0cReplicaState\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12$\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x15.stagemesh.v1.EpochId\x12\x15\n\rnum_kv_blocks\x18\x03 \x01(\r\x12\x1a\n\x12num_kv_blocks_used\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x16\n\x0enum_slots_used\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x1b\n\x13num_steps_in_flight\x18\x08 \x01(\r\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12(\n\x06stages\x18\n \x03(\x0b\x32\x18.stagemesh.v1.StageState\"\x90\x03\n\nStageState\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x12\n\nworker_ids\x18\x04 \x03(\t\x12\x17\n\x0f\x63ompute_seconds\x18\x05 \x01(\x01\x12\x14\n\x0cidle_seconds\x18\x06 \x01(\x01\x12\x17\n\x0freceive_seconds\x18\x07 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x08 \x01(\x01\x12\x14\n\x0csend_seconds\x18\t \x01(\x01\x12\x1b\n\x13send_hidden_seconds\x18\n \x01(\x01\x12\x17\n\x0fnum_frames_sent\x18\x0b \x01(\x04\x12\x16\n\x0enum_bytes_sent\x18\x0c \x01(\x04\x12\x11\n\tnum_steps\x18\r \x01(\x04\x12\x15\n\rweights_bytes\x18\x0e \x01(\x04\x12\x16\n\x0epeak_rss_bytes\x18\x0f \x01(\x04\x12\x17\n\x0fload_done_bytes\x18\x10 \x01(\x04\x12\x18\n\x10load_total_bytes\x18\x11 \x01(\x04\"Z\n\nWorkerInfo\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.stagemesh.v1.Hello\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.stagemesh.v1.WorkerState2Q\n\x04Mesh\x12I\n\x04Join\x12\x1b.stagemesh.v1.WorkerMessage\x1a .stagemesh.v1.CoordinatorMessage(\x01\x30\x01\x32W\n\nOperations\x12I\n\x08GetState\x12\x1d.stagemesh.v1.GetStateRequest\x1a\x1e.stagemesh.v1.GetStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/mesh.proto\x12\x0cstagemesh.v1\x1a\x12protos/stage.proto\"l\n\rWorkerMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.stagemesh.v1.HelloH\x00\x12,\n\theartbeat\x18\x02 \x01(\x0b\x32\x17.stagemesh.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"\xae\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12$\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x14.stagemesh.v1.Device\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\"_\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12#\n\x06\x64types\x18\x04 \x03(\x0e\x32\x13.stagemesh.v1.DType\"\x0b\n\tHeartbeat\"\x9f\x01\n\x12\x43oordinatorMessage\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.stagemesh.v1.WelcomeH\x00\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x15.stagemesh.v1.RefusalH\x00\x12,\n\theartbeat\x18\x03 \x01(\x0b\x32\x17.stagemesh.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"<\n\x07Welcome\x12\x16\n\x0e\x63oordinator_id\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\"\x19\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x11\n\x0fGetStateRequest\"\xa9\x02\n\x10GetStateResponse\x12\r\n\x05\x62uild\x18\x01 \x01(\t\x12\x16\n\x0e\x63oordinator_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12,\n\x08replicas\x18\x08 \x03(\x0b\x32\x1a.stagemesh.v1.ReplicaState\x12)\n\x07workers\x18\t \x03(\x0b\x32\x18.stagemesh.v1.WorkerInfo\x12\x0f\n\x07\x66\x61ilure\x18\n \x01(\t\x12\x16\n\x0euptime_seconds\x18\x0b \x01(\x01\x12\x15\n\rmax_model_len\x18\x0c \x01(\r\"\x95\x02\n\x0cReplicaState\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12$\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x15.stagemesh.v1.EpochId\x12\x15\n\rnum_kv_blocks\x18\x03 \x01(\r\x12\x1a\n\x12num_kv_blocks_used\x18\x04 \x01(\r\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x16\n\x0enum_slots_used\x18\x06 \x01(\r\x12\x15\n\rmax_sequences\x18\x07 \x01(\r\x12\x1b\n\x13num_steps_in_flight\x18\x08 \x01(\r\x12\x11\n\tnum_steps\x18\t \x01(\x04\x12(\n\x06stages\x18\n \x03(\x0b\x32\x18.stagemesh.v1.StageState\"\x90\x03\n\nStageState\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x12\n\nworker_ids\x18\x04 \x03(\t\x12\x17\n\x0f\x63ompute_seconds\x18\x05 \x01(\x01\x12\x14\n\x0cidle_seconds\x18\x06 \x01(\x01\x12\x17\n\x0freceive_seconds\x18\x07 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x08 \x01(\x01\x12\x14\n\x0csend_seconds\x18\t \x01(\x01\x12\x1b\n\x13send_hidden_seconds\x18\n \x01(\x01\x12\x17\n\x0fnum_frames_sent\x18\x0b \x01(\x04\x12\x16\n\x0enum_bytes_sent\x18\x0c \x01(\x04\x12\x11\n\tnum_steps\x18\r \x01(\x04\x12\x15\n\rweights_bytes\x18\x0e \x01(\x04\x12\x16\n\x0epeak_rss_bytes\x18\x0f \x01(\x04\x12\x17\n\x0fload_done_bytes\x18\x10 \x01(\x04\x12\x18\n\x10load_total_bytes\x18\x11 \x01(\x04\"Z\n\nWorkerInfo\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.stagemesh.v1.Hello\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.stagemesh.v1.WorkerState2Q\n\x04Mesh\x12I\n\x04Join\x12\x1b.stagemesh.v1.WorkerMessage\x1a .stagemesh.v1.CoordinatorMessage(\x01\x30\x01\x32W\n\nOperations\x12I\n\x08GetState\x12\x1d.stagemesh.v1.GetStateRequest\x1a\x1e.stagemesh.v1.GetStateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=166
   _globals['_HELLO']._serialized_end=340
   _globals['_DEVICE']._serialized_start=342
-  _globals['_DEVICE']._serialized_end=400
-  _globals['_HEARTBEAT']._serialized_start=402
-  _globals['_HEARTBEAT']._serialized_end=413
-  _globals['_COORDINATORMESSAGE']._serialized_start=416
-  _globals['_COORDINATORMESSAGE']._serialized_end=575
-  _globals['_WELCOME']._serialized_start=577
-  _globals['_WELCOME']._serialized_end=637
-  _globals['_REFUSAL']._serialized_start=639
-  _globals['_REFUSAL']._serialized_end=664
-  _globals['_GETSTATEREQUEST']._serialized_start=666
-  _globals['_GETSTATEREQUEST']._serialized_end=683
-  _globals['_GETSTATERESPONSE']._serialized_start=686
-  _globals['_GETSTATERESPONSE']._serialized_end=983
-  _globals['_REPLICASTATE']._serialized_start=986
-  _globals['_REPLICASTATE']._serialized_end=1263
-  _globals['_STAGESTATE']._serialized_start=1266
-  _globals['_STAGESTATE']._serialized_end=1666
-  _globals['_WORKERINFO']._serialized_start=1668
-  _globals['_WORKERINFO']._serialized_end=1758
-  _globals['_MESH']._serialized_start=1760
-  _globals['_MESH']._serialized_end=1841
-  _globals['_OPERATIONS']._serialized_start=1843
-  _globals['_OPERATIONS']._serialized_end=1930
+  _globals['_DEVICE']._serialized_end=437
+  _globals['_HEARTBEAT']._serialized_start=439
+  _globals['_HEARTBEAT']._serialized_end=450
+  _globals['_COORDINATORMESSAGE']._serialized_start=453
+  _globals['_COORDINATORMESSAGE']._serialized_end=612
+  _globals['_WELCOME']._serialized_start=614
+  _globals['_WELCOME']._serialized_end=674
+  _globals['_REFUSAL']._serialized_start=676
+  _globals['_REFUSAL']._serialized_end=701
+  _globals['_GETSTATEREQUEST']._serialized_start=703
+  _globals['_GETSTATEREQUEST']._serialized_end=720
+  _globals['_GETSTATERESPONSE']._serialized_start=723
+  _globals['_GETSTATERESPONSE']._serialized_end=1020
+  _globals['_REPLICASTATE']._serialized_start=1023
+  _globals['_REPLICASTATE']._serialized_end=1300
+  _globals['_STAGESTATE']._serialized_start=1303
+  _globals['_STAGESTATE']._serialized_end=1703
+  _globals['_WORKERINFO']._serialized_start=1705
+  _globals['_WORKERINFO']._serialized_end=1795
+  _globals['_MESH']._serialized_start=1797
+  _globals['_MESH']._serialized_end=1878
+  _globals['_OPERATIONS']._serialized_start=1880
+  _globals['_OPERATIONS']._serialized_end=1967
 # @@protoc_insertion_point(module_scope)

@@ -36,14 +36,16 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., build: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("kind", "name", "memory_bytes")
+    __slots__ = ("kind", "name", "memory_bytes", "dtypes")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPES_FIELD_NUMBER: _ClassVar[int]
     kind: str
     name: str
     memory_bytes: int
-    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    dtypes: _containers.RepeatedScalarFieldContainer[_stage_pb2.DType]
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[_Union[_stage_pb2.DType, str]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()

@@ -130,6 +130,20 @@ class CheckpointError(BrokenModelError):
 
 
 @dataclass(eq=False, kw_only=True)
+class CacheError(StagemeshError):
+    """Raised when the cache of models cannot be written."""
+
+    code = "cache"
+    grpc_status = "FAILED_PRECONDITION"
+    template = (
+        "the cache {folder} cannot be written: {problem}; make it writable, make room there, "
+        "or set STAGEMESH_CACHE to another folder"
+    )
+    folder: str
+    problem: str
+
+
+@dataclass(eq=False, kw_only=True)
 class ModelConfigError(BrokenModelError):
     """Raised when a model's config.json is absent or holds a value that cannot be served."""
 

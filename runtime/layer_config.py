@@ -71,7 +71,8 @@ def read_experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
 
 def _num_experts_field(fields: ConfigFields) -> str:
     """Qwen3's published files have one name, what Transformers 5 writes the other."""
-    return "num_local_experts" if "num_local_experts" in fields.values else "num_experts"
+    is_local = fields.values.get("num_local_experts") is not None
+    return "num_local_experts" if is_local else "num_experts"
 
 
 def _is_sparse(fields: ConfigFields, layer: int) -> bool:

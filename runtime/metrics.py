@@ -148,6 +148,29 @@ class CoordinatorMetrics(ProcessMetrics):
         self.steps = Counter(
             "steps_total", "Steps whose tokens came back.", replica, NAMESPACE, registry=registry
         )
+        self.step_tokens = Histogram(
+            "step_tokens",
+            "Tokens of one microbatch.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+            buckets=_LENGTH_BUCKETS,
+        )
+        self.step_sequences = Histogram(
+            "step_sequences",
+            "Sequences of one microbatch.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+            buckets=_LENGTH_BUCKETS[:12],
+        )
+        self.preemptions = Counter(
+            "preemptions_total",
+            "Sequences that lost their KV blocks and were put back in line.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+        )
         self.steps_in_flight = Gauge(
             "steps_in_flight", "Steps on their way.", replica, NAMESPACE, registry=registry
         )
@@ -160,6 +183,14 @@ class CoordinatorMetrics(ProcessMetrics):
             ("replica", "cause"),
             NAMESPACE,
             registry=registry,
+        )
+        self.recovery_seconds = Histogram(
+            "recovery_seconds",
+            "From the end of serving until requests are served again.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+            buckets=_REQUEST_BUCKETS,
         )
         self.replica_serving = Gauge(
             "replica_serving", "1 while requests are served.", replica, NAMESPACE, registry=registry

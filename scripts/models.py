@@ -39,6 +39,9 @@ for prompts longer than the window.
 
 ## What to know
 
+- **Numbers**: `--dtype auto`, the default, computes in the checkpoint's dtype if every worker that
+  has joined does so at full speed, otherwise in float32: a CPU without units for bfloat16 would
+  only emulate it. The choice is made once, when the first workers are there.
 - **Sliding windows** limit what is read, not what is kept: the KV cache holds the whole sequence.
 - **LongRoPE** (long-context Phi-3 and Phi-4-mini) has one set of factors for short and one for long
   contexts. Transformers chooses by the length that a sequence has so far, and computes everything

@@ -5,18 +5,18 @@ stages run one after the other, so a split that differs from the model shows, wh
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from runtime.checkpoint import Checkpoint
 from runtime.model_config import load_model_config
 from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.stage import Stage, StageSpec
 
 
 def record_canary(
-    folder: Path,
+    checkpoint: Checkpoint,
     token_ids: Sequence[int],
     num_logprobs: int,
     progress: Callable[[int, int], None],
@@ -27,14 +27,14 @@ def record_canary(
     `progress` gets layers done and in total; `max_model_len` is the longest sequence that the route
     serves, where that is more than the prompt. Raises what `Stage.load` and `Stage.run` raise.
     """
-    num_layers = load_model_config(folder).num_layers
+    num_layers = load_model_config(checkpoint.folder).num_layers
     sampling = SlotSampling(num_logprobs=num_logprobs)
     chunk = SequenceChunk(0, 0, tuple(token_ids), new_block_ids=(0,), sample=True)
     step = Step(0, opened_slots=(SlotOpening(0, sampling),), chunks=(chunk,))
     hidden_TH: Tensor | None = None
     sampled: tuple[SampledToken, ...] = ()
     for layer in range(num_layers):
-        stage = _load_layer(folder, layer, num_layers, len(token_ids), max_model_len)
+        stage = _load_layer(checkpoint, layer, num_layers, len(token_ids), max_model_len)
         output = stage.run(step, hidden_TH)
         hidden_TH, sampled = output.hidden_TH, output.sampled
         progress(layer + 1, num_layers)
@@ -42,7 +42,7 @@ def record_canary(
 
 
 def _load_layer(
-    folder: Path, layer: int, num_layers: int, num_tokens: int, max_model_len: int
+    checkpoint: Checkpoint, layer: int, num_layers: int, num_tokens: int, max_model_len: int
 ) -> Stage:
     """A stage of one layer with room for one block, which holds the whole prompt."""
     spec = StageSpec(
@@ -56,6 +56,6 @@ def _load_layer(
         kv_memory_bytes=0,
         num_threads=torch.get_num_threads(),
     )
-    stage = Stage.load(folder, spec, lambda done, total: None)
+    stage = Stage.load(checkpoint, spec, lambda done, total: None)
     stage.open_epoch(num_blocks=1, max_sequences=1)
     return stage

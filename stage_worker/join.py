@@ -56,10 +56,11 @@ async def stay_joined(
     """
     jitter = random.Random()
     delays = retry_delays(jitter)
+    said = None
 
     async def joined() -> None:
-        nonlocal delays
-        delays = retry_delays(jitter)
+        nonlocal delays, said
+        delays, said = retry_delays(jitter), None
         await set_joined(True)
 
     while True:
@@ -70,9 +71,10 @@ async def stay_joined(
         except* (_MembershipLostError, OSError) as lost:
             reason = str(lost.exceptions[0])
         await set_joined(False)
-        delay = next(delays)
-        _log.info("not_joined", coordinator=coordinator, reason=reason, retry_seconds=delay)
-        await asyncio.sleep(delay)
+        if reason != said:  # told once, however often it is tried
+            said = reason
+            _log.info("not_joined", coordinator=coordinator, reason=reason)
+        await asyncio.sleep(next(delays))
 
 
 async def _be_member(

@@ -7,7 +7,6 @@ weights are read, where the assignment or the files allow to tell.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from protos import stage_pb2
 from runtime.checkpoint import Checkpoint
@@ -48,8 +47,7 @@ class FoundPart:
     """An assignment that this worker can carry out, as far as files and numbers tell."""
 
     assignment: stage_pb2.Assignment
-    folder: Path
-    fingerprint: str
+    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +70,27 @@ def find_part(
     """
     check_assignment(assignment)
     _check_kv_memory(assignment.kv_memory_bytes, device)
-    folder, fingerprint = _find_model(
+    checkpoint = _find_model(
         device.model_path or assignment.model, assignment.weights_fingerprint, progress
     )
-    config = load_model_config(folder)
+    config = load_model_config(checkpoint.folder)
     _check_layers(assignment, config.num_layers)
     if assignment.max_model_len > config.max_position_embeddings:
         raise AssignmentError(
             expected=f"max_model_len up to {config.max_position_embeddings}",
             actual=str(assignment.max_model_len),
         )
-    return FoundPart(assignment, folder, fingerprint)
+    return FoundPart(assignment, checkpoint)
 
 
 def load_part(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> LoadedPart:
     """Load this worker's part of the model; `progress` gets bytes done and in all."""
     begun_at = time.monotonic()
-    stage = Stage.load(found.folder, _stage_spec(found.assignment, device), progress)
+    stage = Stage.load(found.checkpoint, _stage_spec(found.assignment, device), progress)
     return LoadedPart(
         found.assignment,
         stage,
-        found.fingerprint,
+        found.checkpoint.fingerprint,
         num_kv_blocks=stage.kv_block_capacity(),
         load_seconds=time.monotonic() - begun_at,
     )
@@ -107,11 +105,11 @@ def compute_canary(
     if len(request.token_ids) > _MAX_CANARY_TOKENS:
         problem = f"{len(request.token_ids)} given, at most {_MAX_CANARY_TOKENS} are taken"
         raise InvalidRequestError(field="token_ids", problem=problem)
-    folder, _ = _find_model(
+    checkpoint = _find_model(
         device.model_path or request.model, request.weights_fingerprint, progress
     )
     return record_canary(
-        folder, request.token_ids, request.num_logprobs, progress, request.max_model_len
+        checkpoint, request.token_ids, request.num_logprobs, progress, request.max_model_len
     )
 
 
@@ -156,12 +154,12 @@ def _check_layers(assignment: stage_pb2.Assignment, num_layers: int) -> None:
         )
 
 
-def _find_model(model: str, fingerprint: str, progress: ProgressFn) -> tuple[Path, str]:
-    folder = resolve_model(model, progress=_without_phase(progress))
-    actual = Checkpoint.open(folder).fingerprint
+def _find_model(model: str, fingerprint: str, progress: ProgressFn) -> Checkpoint:
+    checkpoint = Checkpoint.open(resolve_model(model, progress=_without_phase(progress)))
+    actual = checkpoint.fingerprint
     if fingerprint and actual != fingerprint:
         raise FingerprintMismatchError(expected=fingerprint, actual=actual)
-    return folder, actual
+    return checkpoint
 
 
 def _without_phase(progress: ProgressFn) -> Callable[[str, int, int], None]:

@@ -7,7 +7,6 @@ Shapes: T tokens of the step, H hidden size, B rows to sample from.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -75,19 +74,19 @@ class Stage:
         self._cache: KVCache | None = None
 
     @classmethod
-    def load(cls, folder: Path, spec: StageSpec, progress: BytesProgress) -> "Stage":
+    def load(cls, checkpoint: Checkpoint, spec: StageSpec, progress: BytesProgress) -> "Stage":
         """Reads this stage's tensors alone; `progress` gets bytes done and in total.
 
-        Raises what `load_model_config` and `Checkpoint.open` raise, and `CheckpointError` for a
-        tensor that is missing or misshapen.
+        Raises what `load_model_config` raises, and `CheckpointError` for a tensor that is missing
+        or misshapen.
         """
         torch.set_num_threads(spec.num_threads)
-        config = load_model_config(folder)
+        config = load_model_config(checkpoint.folder)
         part = LayerRange(spec.first_layer, spec.num_layers, spec.is_first, spec.is_last)
         dtype, device = DTYPES[spec.dtype], torch.device(spec.device)
         with torch.inference_mode():
             reader = WeightReader(
-                Checkpoint.open(folder),
+                checkpoint,
                 tensor_prefixes(config, part),
                 dtype=dtype,
                 device=device,

@@ -1,6 +1,5 @@
 """What this process can say about itself: its device and its memory."""
 
-import os
 import platform
 import resource
 import sys
@@ -8,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from protos import mesh_pb2
+from protos import mesh_pb2, stage_pb2
+from runtime.memory import total_memory_bytes
 
 _PROC_STATUS = Path("/proc/self/status")
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -19,10 +19,14 @@ def describe_device(kind: str) -> mesh_pb2.Device:
     if kind == "cuda":
         properties = torch.cuda.get_device_properties(0)
         return mesh_pb2.Device(
-            kind=kind, name=properties.name, memory_bytes=properties.total_memory
+            kind=kind,
+            name=properties.name,
+            memory_bytes=properties.total_memory,
+            dtypes=_fast_dtypes(kind),
         )
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return mesh_pb2.Device(kind=kind, name=_cpu_name(), memory_bytes=memory_bytes)
+    return mesh_pb2.Device(
+        kind=kind, name=_cpu_name(), memory_bytes=total_memory_bytes(), dtypes=_fast_dtypes(kind)
+    )
 
 
 def rss_bytes() -> int:
@@ -47,6 +51,18 @@ def _proc_bytes(field: str) -> int | None:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def _fast_dtypes(kind: str) -> list[stage_pb2.DType]:
+    """A CPU without units of its own for bfloat16 emulates it, many times slower than float32."""
+    dtypes = [stage_pb2.DTYPE_FLOAT32]
+    if kind == "cuda":
+        dtypes.append(stage_pb2.DTYPE_FLOAT16)
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            dtypes.append(stage_pb2.DTYPE_BFLOAT16)
+    elif torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        dtypes.append(stage_pb2.DTYPE_BFLOAT16)
+    return dtypes
 
 
 def _cpu_name() -> str:

@@ -1,25 +1,46 @@
 """Owns the user's end of the mesh: command line, one-machine launcher and Python client.
 
 `Client` and `AsyncClient` talk to a running mesh; `python -m stagemesh` is the command line.
+They are imported when they are first used: the command line must not wait for what it does not use.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from runtime.version import VERSION
-from stagemesh.client import AsyncClient
-from stagemesh.generation import (
-    Chat,
-    ChatMessage,
-    FinishReason,
-    GenerationRequest,
-    Model,
-    Sampling,
-    TokenIds,
-    Update,
-)
-from stagemesh.rpc_error import StagemeshRpcError
-from stagemesh.state import MeshState
-from stagemesh.sync_client import Client
+
+if TYPE_CHECKING:
+    from stagemesh.client import AsyncClient
+    from stagemesh.generation import (
+        Chat,
+        ChatMessage,
+        FinishReason,
+        GenerationRequest,
+        Model,
+        Sampling,
+        TokenIds,
+        Update,
+    )
+    from stagemesh.rpc_error import StagemeshRpcError
+    from stagemesh.state import MeshState
+    from stagemesh.sync_client import Client
 
 __version__ = VERSION
+
+_HOMES: Final = {
+    "AsyncClient": "stagemesh.client",
+    "Chat": "stagemesh.generation",
+    "ChatMessage": "stagemesh.generation",
+    "Client": "stagemesh.sync_client",
+    "FinishReason": "stagemesh.generation",
+    "GenerationRequest": "stagemesh.generation",
+    "MeshState": "stagemesh.state",
+    "Model": "stagemesh.generation",
+    "Sampling": "stagemesh.generation",
+    "StagemeshRpcError": "stagemesh.rpc_error",
+    "TokenIds": "stagemesh.generation",
+    "Update": "stagemesh.generation",
+}
 
 __all__ = [
     "AsyncClient",
@@ -36,3 +57,10 @@ __all__ = [
     "Update",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What the package offers, from the module that defines it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

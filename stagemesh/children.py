@@ -20,6 +20,9 @@ EXIT_REFUSED = 1
 # The exit code of a command whose address is taken: another address would help.
 EXIT_ADDRESS_TAKEN = 3
 _MAX_LINE_BYTES = 1 << 20
+# Variables that stand for options, but for the one that is no option of any command.
+_OPTION_PREFIX = "STAGEMESH_"
+_CACHE_VARIABLE = "STAGEMESH_CACHE"
 
 LineFn = Callable[[str], None]
 """Called with one line: a child's log (which names its process) or the launcher's own news."""
@@ -44,7 +47,7 @@ class Child:
             stderr=STDOUT,
             limit=_MAX_LINE_BYTES,
             start_new_session=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=_environment(),
         )
         return cls(name, process, on_line)
 
@@ -84,6 +87,16 @@ class Child:
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
             self._process.send_signal(number)
+
+
+def _environment() -> dict[str, str]:
+    """Ours without the options in it: what a child is to do stands on its command line alone."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name == _CACHE_VARIABLE or not name.startswith(_OPTION_PREFIX)
+    }
+    return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:

@@ -7,14 +7,15 @@ cancelled. The status line is sent with the first token: until then an error has
 import asyncio
 import json
 import time
-from collections.abc import Coroutine
-from typing import Any, Final
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
 
-from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.admission import Admission
+from coordinator.http.connection import while_connected
 from coordinator.http.errors import error_body, rename_field
 from coordinator.http.form import JSON, Answer, Call, Form, usage_body
 from coordinator.http.parameters import FIELD_NAMES
@@ -22,6 +23,7 @@ from coordinator.output import OutputStream
 from coordinator.requests import Update, Usage
 from runtime.errors import InvalidRequestError, StagemeshError
 from runtime.logs import get_logger
+from runtime.step import SampledToken
 
 _EVENT_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -29,6 +31,9 @@ _EVENT_HEADERS: Final = {
     # Or nginx would collect the events.
     "x-accel-buffering": "no",
 }
+
+# Log-probabilities that are put into words at once, in about 10 ms.
+_INLINE_LOGPROBS: Final = 2_048
 
 _log = get_logger()
 
@@ -43,9 +48,9 @@ class GeneratedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generates until the answer is complete or the client has left."""
-        await while_connected(receive, self._respond(scope, receive, send))
+        await while_connected(receive, send, self._respond)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, send: Send) -> None:
         call = self._call
         try:
             form = call.make_form(await self._admission.model())
@@ -54,29 +59,10 @@ class GeneratedResponse(Response):
                 if call.delivery.stream:
                     await _Events(send, envelope, output).send_all()
                 else:
-                    body = await envelope.whole(output)
-                    await JSONResponse(body)(scope, receive, send)
+                    await _send_json(send, await envelope.whole(output))
         except InvalidRequestError as error:
             names = {**FIELD_NAMES, "num_logprobs": call.logprobs_name}
             raise rename_field(error, names) from None
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work`, cancelled when the client goes away; then raises `ClientDisconnect`."""
-    async with asyncio.TaskGroup() as tasks:
-        working = tasks.create_task(work)
-        leaving = tasks.create_task(_disconnected(receive))
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        has_left = not working.done()
-        working.cancel()
-        leaving.cancel()
-    if has_left:
-        raise ClientDisconnect
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Envelope:
@@ -89,11 +75,18 @@ class _Envelope:
         self._num_choices = output.num_choices
         self._created = int(time.time())
 
-    async def whole(self, output: OutputStream) -> JSON:
-        """The answer, once it is complete."""
+    async def whole(self, output: OutputStream) -> bytes:
+        """The answer as JSON, once it is complete."""
         answers = [Answer() for _ in range(self.num_answers)]
+        num_logprobs = 0
         async for update in output:
             answers[self.number(update)].add(update)
+            num_logprobs += _num_logprobs(update.tokens)
+        if num_logprobs <= _INLINE_LOGPROBS:
+            return _encode(self._body(answers))
+        return await asyncio.to_thread(lambda: _encode_in_turns(self._body(answers)))
+
+    def _body(self, answers: list[Answer]) -> JSON:
         choices = [self.form.choice(index, answer) for index, answer in enumerate(answers)]
         usages = [answer.finish.usage for answer in answers if answer.finish is not None]
         return self._wrap(self.form.name, choices) | {
@@ -142,8 +135,10 @@ class _Events:
             async for update in self._output:
                 if not self._has_started:
                     await self._start()
-                for choice in form.chunks(self._envelope.number(update), update):
-                    await self._write(self._envelope.chunk(choice))
+                for part in _parts(update):
+                    for choice in form.chunks(self._envelope.number(part), part):
+                        await self._write(self._envelope.chunk(choice))
+                    await asyncio.sleep(0)  # writing alone need not give up the event loop
                 if update.finish is not None:
                     usages.append(update.finish.usage)
         except StagemeshError as error:
@@ -154,7 +149,7 @@ class _Events:
         else:
             if self._envelope.call.delivery.include_usage:
                 await self._write(self._envelope.usage_chunk(usages))
-            await self._write_text("[DONE]")
+            await self._write_data(b"[DONE]")
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _start(self) -> None:
@@ -166,8 +161,44 @@ class _Events:
                 await self._write(self._envelope.chunk(choice))
 
     async def _write(self, body: JSON) -> None:
-        await self._write_text(json.dumps(body, ensure_ascii=False, separators=(",", ":")))
+        await self._write_data(_encode(body))
 
-    async def _write_text(self, text: str) -> None:
-        event = f"data: {text}\n\n".encode()
+    async def _write_data(self, data: bytes) -> None:
+        event = b"data: %b\n\n" % data
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+def _parts(update: Update) -> Iterator[Update]:
+    """An update with many log-probabilities, which a slow client may have, in bearable ones.
+
+    The text comes with the last, because it belongs to the tokens as a whole.
+    """
+    tokens = update.tokens
+    while _num_logprobs(tokens) > _INLINE_LOGPROBS and len(tokens) > 1:
+        count = max(1, len(tokens) * _INLINE_LOGPROBS // _num_logprobs(tokens))
+        yield replace(update, text="", tokens=tokens[:count], finish=None)
+        tokens = tokens[count:]
+    yield replace(update, tokens=tokens)
+
+
+def _num_logprobs(tokens: tuple[SampledToken, ...]) -> int:
+    return sum(len(token.top_ids) for token in tokens)
+
+
+def _encode(body: JSON) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _encode_in_turns(body: JSON) -> bytes:
+    """In Python alone, so that the event loop gets its turns of the interpreter meanwhile."""
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+    return "".join(encoder.iterencode(body)).encode()
+
+
+async def _send_json(send: Send, content: bytes) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(content)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": content})

@@ -23,6 +23,13 @@ from runtime.metrics import CoordinatorMetrics, WorkerMetrics
 
 FOLDER = Path(__file__).parent / "dashboards"
 
+
+def _mean_rate(histogram: str) -> str:
+    """The mean of what a histogram observed lately."""
+    name = f"stagemesh_{histogram}"
+    return f"sum(rate({name}_sum{RATE})) / sum(rate({name}_count{RATE}))"
+
+
 OVERVIEW = Dashboard(
     "stagemesh-overview",
     "stagemesh: overview",
@@ -109,6 +116,14 @@ PIPELINE = Dashboard(
                     "short",
                     (("stagemesh_steps_in_flight", "replica {{replica}}"),),
                 ),
+                Panel(
+                    "Mean microbatch",
+                    "short",
+                    (
+                        (_mean_rate("step_tokens"), "tokens"),
+                        (_mean_rate("step_sequences"), "sequences"),
+                    ),
+                ),
             ),
         ),
     ),
@@ -156,6 +171,17 @@ NODES = Dashboard(
             "Recovery",
             (
                 Panel("Serving", "short", (("stagemesh_replica_serving", "replica {{replica}}"),)),
+                Panel(
+                    "Mean recovery",
+                    "s",
+                    (
+                        (
+                            "stagemesh_recovery_seconds_sum / stagemesh_recovery_seconds_count",
+                            "replica {{replica}}",
+                        ),
+                    ),
+                ),
+                Panel("Preemptions", "short", (("stagemesh_preemptions_total", "all"),)),
                 Panel("Workers in the mesh", "short", (("stagemesh_workers", "{{state}}"),)),
                 Panel(
                     "Epochs that ended, by cause",

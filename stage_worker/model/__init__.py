@@ -1,4 +1,4 @@
-"""The native decoder: layers of the Llama family, free of slots, steps and streams.
+"""The native decoder of all model families, free of slots, steps and streams.
 
-`decoder.py` is the place to start. Later families are variations of the layers here.
+`decoder.py` is the place to start. What families differ in is data: `runtime/family.py`.
 """

@@ -91,6 +91,9 @@ class Decoder:
     ) -> None:
         self._embedding_VH = embedding_VH
         self._embedding_scale = config.embedding_scale
+        if embedding_VH is not None:
+            # Rounded as the embedding is, which is how Gemma was trained.
+            self._embedding_scale = float(embedding_VH.new_tensor(config.embedding_scale))
         self._layers = tuple(layers)
         self._head = head
         self._ropes = tuple(ropes.values())

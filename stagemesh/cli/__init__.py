@@ -17,6 +17,7 @@ from runtime.errors import PortTakenError, StagemeshError
 from runtime.version import VERSION
 from stagemesh.children import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_REFUSED
 from stagemesh.cli import examples
+from stagemesh.cli.chat import chat
 from stagemesh.cli.coordinator import coordinator
 from stagemesh.cli.demo import demo
 from stagemesh.cli.health import health
@@ -43,6 +44,7 @@ app = App(
 )
 app.command(serve, help_epilogue=examples.SERVE, sort_key=1)
 app.command(infer, help_epilogue=examples.INFER, sort_key=2)
+app.command(chat, help_epilogue=examples.CHAT, sort_key=2)
 app.command(status, help_epilogue=examples.STATUS, sort_key=3)
 app.command(demo, help_epilogue=examples.DEMO, sort_key=4)
 app.command(prepare, help_epilogue=examples.PREPARE, sort_key=5)

@@ -25,7 +25,14 @@ Examples:
     stagemesh infer "Why is the sky blue?"
     stagemesh infer "Tell me a story" --temperature 0.8 --top-p 0.95 --seed 7
     stagemesh infer --raw "Once upon a time" --max-tokens 20 --stats
+    stagemesh infer --raw "Q: Why?\\nA:" --stop "Q:" --repetition-penalty 1.1
     cat question.txt | stagemesh infer - --target 127.0.0.1:50050"""
+
+CHAT = """\
+Examples:
+
+    stagemesh chat
+    stagemesh chat --system "You answer in one sentence." --temperature 0.7 --max-tokens 200"""
 
 STATUS = """\
 Examples:

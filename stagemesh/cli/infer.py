@@ -4,18 +4,17 @@ import sys
 from collections.abc import Iterable
 from typing import Annotated
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from runtime.errors import EmptyPromptError, InvalidRequestError
-from stagemesh.cli.options import Address, Flag, NotNegative, between
+from stagemesh.cli.options import Address, Flag, NotNegative
+from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
+from stagemesh.cli.silence import SilenceWatch
 from stagemesh.client import DEFAULT_TARGET
-from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Prompt, Sampling, Update
+from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Prompt, Update
 from stagemesh.render import speed, summary
 from stagemesh.sync_client import Client
-
-_SAMPLING = Group("Sampling", sort_key=1)
-_Sampling = Parameter(group=_SAMPLING)
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
@@ -25,11 +24,9 @@ def infer(
     *,
     target: Address = DEFAULT_TARGET,
     max_tokens: NotNegative | None = None,
-    temperature: Annotated[float, between(0, 100), _Sampling] = 0.0,
-    top_p: Annotated[float, Parameter(validator=Number(gt=0, lte=1)), _Sampling] = 1.0,
-    top_k: Annotated[NotNegative, _Sampling] = 0,
-    min_p: Annotated[float, between(0, 1), _Sampling] = 0.0,
-    seed: Annotated[int | None, between(0, 2**64 - 1), _Sampling] = None,
+    min_tokens: NotNegative = 0,
+    stop: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
+    sampling: SamplingOptions = SAMPLING_DEFAULTS,
     raw: Annotated[bool, Flag] = False,
     ignore_eos: Annotated[bool, Flag] = False,
     model_name: Annotated[str, Parameter(show_default=False)] = "",
@@ -49,16 +46,10 @@ def infer(
         The door of the mesh.
     max_tokens
         Tokens to generate at most. [default: as many as the context holds]
-    temperature
-        0 takes the most likely token each time.
-    top_p
-        Keep the most likely tokens that together have this probability.
-    top_k
-        Keep this many of the most likely tokens; 0 keeps all.
-    min_p
-        Drop tokens less likely than this share of the most likely one.
-    seed
-        Same seed, same tokens. [default: chosen by the server]
+    min_tokens
+        Tokens to generate at least.
+    stop
+        A text that ends the answer and is left out of it; give it several times for several.
     raw
         Send the prompt as it is, without the model's chat template.
     ignore_eos
@@ -74,16 +65,17 @@ def infer(
     message: Prompt = text if raw else Chat((ChatMessage("user", text),))
     request = GenerationRequest(
         prompts=(message,),
-        sampling=Sampling(
-            temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
-        ),
+        sampling=sampling.sampling(),
         max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=stop,
         ignore_eos=ignore_eos,
         model=model_name,
     )
     with Client(target) as client:
-        _warn_unless_ready(client)
-        last = stream_text(client.infer(request, timeout_seconds=timeout))
+        warn_unless_ready(client)
+        with SilenceWatch(client.state, sys.stderr.write) as watch:
+            last = stream_text(watch.through(client.infer(request, timeout_seconds=timeout)))
     if stats and last is not None and last.usage is not None and last.timings is not None:
         sys.stderr.write(speed(last.usage, last.timings) + "\n")
 
@@ -100,7 +92,7 @@ def _read(prompt: str) -> str:
     return text
 
 
-def _warn_unless_ready(client: Client) -> None:
+def warn_unless_ready(client: Client) -> None:
     """Says what a request that waits for the mesh waits for."""
     state = client.state()
     if not state.ready:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from runtime.checkpoint import Checkpoint
+from runtime.errors import NotEnoughMemoryError
+from runtime.memory import total_memory_bytes
 from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
 from stagemesh.cli.options import (
@@ -67,7 +69,12 @@ def make_launch_plan(
     addresses: AddressOptions,
     logs: LogOptions,
 ) -> LaunchPlan:
-    """The processes to start; PortTakenError if a door's address is in use."""
+    """The processes to start.
+
+    Raises `NotEnoughMemoryError` if this machine cannot hold the KV caches that were asked for, and
+    `PortTakenError` if a door's address is in use.
+    """
+    _check_memory(batching.kv_memory * plan.num_stages, plan.num_stages)
     addresses = replace(
         addresses,
         grpc=reserve(addresses.grpc, "--grpc"),
@@ -87,3 +94,13 @@ def make_launch_plan(
         http=dialable(addresses.http),
         first_worker_address=FIRST_WORKER_ADDRESS,
     )
+
+
+def _check_memory(needed_bytes: int, num_workers: int) -> None:
+    available_bytes = total_memory_bytes()
+    if needed_bytes > available_bytes:
+        raise NotEnoughMemoryError(
+            needed_bytes=needed_bytes,
+            available_bytes=available_bytes,
+            what=f"the KV cache of {num_workers} workers",
+        )

@@ -47,6 +47,11 @@ def between(minimum: float, maximum: float) -> Parameter:
 
 
 Positive = Annotated[int, between(1, 2**32 - 1)]
+# What a mesh can make sense of: the schedule of one step is computed on the event loop.
+MaxSequences = Annotated[int, between(1, 4096)]
+MaxStepTokens = Annotated[int, between(1, 2**16)]
+MaxWaiting = Annotated[int, between(1, 10**6)]
+BlockSize = Annotated[int, between(1, 1024)]
 NotNegative = Annotated[int, between(0, 2**32 - 1)]
 Size = Annotated[int, _one_token(parse_size, "SIZE")]
 Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
@@ -76,8 +81,8 @@ class PlanOptions:
     layers: Layers | None = None
     """Layers of each stage, as 3,20,7. [default: balanced by cost]"""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Numbers in weights, activations and KV cache."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Numbers of the model; auto: the checkpoint's where fast, or float32."""
 
     max_model_len: Positive | None = None
     """Longest prompt plus answer, in tokens. [default: what model and memory allow]"""
@@ -96,20 +101,20 @@ class BatchingOptions:
     kv_memory: Annotated[Size, Parameter(show_default=False)] = 0
     """Memory for the KV cache of each worker, as 2GiB. [default: the worker chooses]"""
 
-    block_size: Positive = 16
-    """Tokens in one KV block."""
+    block_size: BlockSize = 16
+    """Tokens in one KV block, at most 1024."""
 
-    max_sequences: Positive = 64
-    """Sequences that run at the same time."""
+    max_sequences: MaxSequences = 64
+    """Sequences that run at the same time, at most 4096."""
 
-    max_step_tokens: Positive = 512
-    """Tokens of one microbatch: longer prompts go in chunks."""
+    max_step_tokens: MaxStepTokens = 512
+    """Tokens of one microbatch, at most 65536: longer prompts go in chunks."""
 
     steps_in_flight: Positive | None = None
     """Microbatches under way at the same time. [default: one for each stage]"""
 
-    max_waiting: Positive = 1024
-    """Prompts that may wait; more are refused."""
+    max_waiting: MaxWaiting = 1024
+    """Prompts that may wait, at most 1000000; more are refused."""
 
 
 @Parameter(name="*", group=_DEVICE)
@@ -142,7 +147,7 @@ class AddressOptions:
     """Largest body of an HTTP request, as 4MiB."""
 
     cors_origins: Origins | None = None
-    """Web origins, as https://a.org,https://b.org, whose pages may call the HTTP door; * is all."""
+    """Web pages of these origins, as https://a.org, may call the HTTP door; * is all."""
 
 
 @Parameter(name="*", group=_LOGS)

@@ -3,6 +3,7 @@
 `make test-compose` runs it; its name keeps it out of other runs, because it builds an image.
 """
 
+import json
 import os
 import subprocess
 import urllib.request
@@ -138,8 +139,8 @@ class TestOneNode:
         self, single: Node, door: str, http_door: str
     ) -> None:
         assert ask(door) == ANSWER
-        with urllib.request.urlopen(f"http://{http_door}/ready", timeout=10) as response:
-            assert response.status == 200
+        with urllib.request.urlopen(f"http://{http_door}/sd", timeout=10) as response:
+            assert len(json.load(response)) == 2
         assert single.compose("port", "coordinator", "50050") == door
         assert single.compose("port", "coordinator", "8000") == http_door
         assert single.compose("ps", "--format", "{{.Ports}}", "worker").strip() == ""

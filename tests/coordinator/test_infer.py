@@ -105,3 +105,16 @@ async def test_infer_client_that_does_not_read_holds_nobody_up(toy_folder: Path)
         assert answer.tokens == toy_answer(PROMPT, 8)
         answers = await collect(unread)
     assert [len(answer.tokens) for answer in answers.values()] == [150] * 8
+
+
+@pytest.mark.parametrize(
+    ("pp", "num_steps_in_flight", "num_requests"), [(3, 1, 4), (4, 2, 4), (4, None, 1)]
+)
+async def test_infer_with_fewer_microbatches_than_stages_gives_the_same_tokens(
+    toy_folder: Path, pp: int, num_steps_in_flight: int | None, num_requests: int
+) -> None:
+    prompts = [(n, n + 1, n) for n in range(num_requests)]
+    async with toy_mesh(toy_folder, pp=pp, num_steps_in_flight=num_steps_in_flight) as mesh:
+        calls = [collect(mesh.infer(token_request(prompt, max_tokens=30))) for prompt in prompts]
+        answers = await asyncio.gather(*calls)
+    assert [answer[0].tokens for answer in answers] == [toy_answer(p, 30) for p in prompts]

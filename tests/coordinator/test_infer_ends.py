@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from coordinator import engine
+from coordinator import roster
 from protos import inference_pb2
 from runtime.rpc import error_from_rpc
 from tests.coordinator.toy_mesh import ToyMesh, collect, token_request, toy_mesh
@@ -67,7 +67,7 @@ async def test_infer_bad_requests_get_one_clear_error_each(toy_folder: Path) -> 
 async def test_infer_too_many_logprobs_at_once_are_refused_and_the_room_comes_back(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MAX_LOGPROBS_PER_STEP", 2 * VOCAB_SIZE)
+    monkeypatch.setattr(roster, "MAX_LOGPROBS_PER_STEP", 2 * VOCAB_SIZE)
     whole = token_request(PROMPT, max_tokens=500, num_logprobs=VOCAB_SIZE)
     async with toy_mesh(toy_folder) as mesh:
         calls = [mesh.infer(whole) for _ in range(2)]
@@ -142,3 +142,28 @@ async def test_infer_fits_the_model_but_not_the_cache_is_refused_when_known(
         assert code == "prompt_too_long"
         assert "100 tokens" in message
         assert "63 fit" in message
+
+
+async def counted(mesh: ToyMesh, reason: str) -> float:
+    """Prompts that ended for `reason`, as Prometheus is told."""
+    async with mesh.http() as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    name = f'stagemesh_requests_total{{reason="{reason}"}} '
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+async def test_infer_without_tokens_is_counted_as_a_request(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder) as mesh:
+        await collect(mesh.infer(token_request(PROMPT, (8, 9), max_tokens=0)))
+        assert await counted(mesh, "length") == 2
+
+
+async def test_infer_deadline_that_passes_is_counted_as_one(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, num_workers=0) as mesh:
+        await mesh.until(lambda state: state.phase.startswith("waiting"))
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await collect(mesh.infer(token_request(PROMPT), timeout=0.1))
+        await mesh.until(lambda state: state.num_waiting == 0)
+        assert await counted(mesh, "deadline_exceeded") == 3
+        assert await counted(mesh, "request_cancelled") == 0

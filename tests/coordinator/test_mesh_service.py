@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import grpc
 import pytest
 
 from coordinator.membership import Membership
 from coordinator.mesh_service import MeshService
-from protos import mesh_pb2, mesh_pb2_grpc
+from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime import rpc
 from runtime.version import PROTOCOL_VERSION
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
@@ -50,6 +51,14 @@ async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
         assert second.HasField("heartbeat")
 
 
+async def test_join_hello_tells_what_the_device_computes_fast() -> None:
+    membership = Membership(4)
+    dtypes = [stage_pb2.DTYPE_FLOAT32, stage_pb2.DTYPE_BFLOAT16]
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address, device=mesh_pb2.Device(kind="cpu", dtypes=dtypes))
+        assert membership.members[0].identity.dtypes == ("float32", "bfloat16")
+
+
 async def test_join_other_protocol_version_is_refused_naming_both() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
@@ -88,6 +97,25 @@ async def test_join_mesh_full_is_refused() -> None:
     async with mesh_server(Membership(1)) as (address, _), workers("a", "b") as [first, second]:
         await first.join_mesh(address)
         assert "its 1 workers" in (await second.join_mesh(address)).refusal.reason
+
+
+async def test_join_again_to_a_full_mesh_replaces_the_former() -> None:
+    membership = Membership(1)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        await first.join_mesh(address)
+        message = await second.join_mesh(address, address=first.address)
+        assert message.HasField("welcome")
+        assert [member.identity.worker_id for member in membership.members] == ["b"]
+
+
+async def test_join_worker_is_put_out_is_told_why() -> None:
+    membership = Membership(1)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        membership.leave(membership.members[0], "its files differ")
+        assert worker.join is not None
+        assert await worker.join.code() is grpc.StatusCode.UNAVAILABLE
+        assert await worker.join.details() == "out of the mesh: its files differ"
 
 
 async def test_join_stream_breaks_worker_is_gone_with_a_reason() -> None:

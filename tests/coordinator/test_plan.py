@@ -8,7 +8,13 @@ import pytest
 from coordinator.assignment import LoadedPart, LoadReport
 from coordinator.membership import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
-from coordinator.plan import head_cost_in_layers, place, plan_replica, served_len
+from coordinator.plan import (
+    head_cost_in_layers,
+    place,
+    plan_replica,
+    served_len,
+    settle_dtype,
+)
 from runtime.errors import InvalidRequestError, LayerSplitError, NeverFitsError, TooManyStagesError
 from runtime.layer_config import ExpertsConfig
 from runtime.model_config import ModelConfig, load_model_config
@@ -76,6 +82,28 @@ def test_plan_model_path_means_the_same_elsewhere(
     monkeypatch.chdir(toy_folder.parent)
     (part, _) = plan_replica(replace(OPTIONS, model="toy"), config, "f00", 0)
     assert part.model == str(toy_folder)
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "dtypes", "expected"),
+    [
+        ("bfloat16", "auto", (("float32", "bfloat16"), ("float32", "bfloat16")), "bfloat16"),
+        ("bfloat16", "auto", (("float32", "bfloat16"), ("float32",)), "float32"),
+        ("float32", "auto", (("float32", "bfloat16"), ()), "float32"),
+        ("float32", "bfloat16", (("float32",), ("float32",)), "bfloat16"),
+    ],
+)
+def test_settle_dtype_takes_what_all_workers_compute_fast(
+    config: ModelConfig,
+    stored: str,
+    asked: str,
+    dtypes: tuple[tuple[str, ...], ...],
+    expected: str,
+) -> None:
+    config = replace(config, torch_dtype=stored)
+    plan = plan_replica(replace(OPTIONS, dtype=asked), config, "f00", 0)
+    members = [Member(replace(member("a").identity, dtypes=fast)) for fast in dtypes]
+    assert [part.dtype for part in settle_dtype(plan, config, members)] == [expected] * 2
 
 
 def test_place_new_workers_go_in_the_order_they_joined(config: ModelConfig) -> None:

@@ -3,9 +3,9 @@
 from prometheus_client import CollectorRegistry
 
 from coordinator.assignment import LoadReport
-from coordinator.telemetry import ReplicaTelemetry
+from coordinator.telemetry import ReplicaTelemetry, StepObserver
 from runtime.metrics import CoordinatorMetrics
-from runtime.step import SendTiming, StageTiming
+from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
 
 
 def make_telemetry() -> tuple[ReplicaTelemetry, CollectorRegistry]:
@@ -34,3 +34,25 @@ def test_telemetry_new_epoch_starts_from_zero_and_keeps_the_loading() -> None:
     assert telemetry.totals[1].num_steps == 0
     assert telemetry.loading[1].weights_bytes == 100
     assert registry.get_sample_value("stagemesh_epochs_total", {"replica": "0"}) == 1
+
+
+def test_telemetry_recovery_lasts_from_the_end_of_serving_to_its_return() -> None:
+    telemetry, registry = make_telemetry()
+    telemetry.start_serving(1.0)
+    assert registry.get_sample_value("stagemesh_recovery_seconds_count", {"replica": "0"}) is None
+    telemetry.stop_serving(10.0)
+    telemetry.start_serving(12.5)
+    assert registry.get_sample_value("stagemesh_recovery_seconds_sum", {"replica": "0"}) == 2.5
+
+
+def test_step_observer_counts_what_steps_carry_and_each_preemption_once() -> None:
+    registry = CollectorRegistry()
+    observer = StepObserver(CoordinatorMetrics(registry))
+    observer.observe(Step(0, chunks=(SequenceChunk(0, 0, (5, 6, 7)),)), num_preemptions=2)
+    observer.observe(Step(1), num_preemptions=3)
+
+    def value(name: str) -> float | None:
+        return registry.get_sample_value(f"stagemesh_{name}", {"replica": "0"})
+
+    assert (value("step_tokens_sum"), value("step_sequences_sum")) == (3.0, 1.0)
+    assert (value("step_tokens_count"), value("preemptions_total")) == (1.0, 3.0)

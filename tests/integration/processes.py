@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
+import grpc
 import psutil
 
+from protos import stage_pb2
 from stagemesh import Client, GenerationRequest, MeshState, Update
 from stagemesh.ports import reserve
 
@@ -142,12 +144,19 @@ class Mesh:
             return client.state()
 
     def assert_idle(self) -> None:
-        """Nothing runs or waits, and no slot or block is held, at the latest after a moment."""
+        """Nothing runs or waits, and no slot or block is held, at the latest after a moment.
+
+        Neither by the coordinator's word nor by the workers' own.
+        """
         deadline = time.monotonic() + STOP_SECONDS
         with Client(self.target) as client:
             while (left := _held(client.state())) and time.monotonic() < deadline:
                 pass
-        assert not left, f"still held: {left}"
+            assert not left, f"still held: {left}"
+            for worker in client.state().workers:
+                while (left := _held_by(worker.address)) and time.monotonic() < deadline:
+                    pass
+                assert not left, f"still held by {worker.address}: {left}"
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
         """Ends the mesh as a user would; asserts a clean exit and that no process is left."""
@@ -199,6 +208,18 @@ def assert_all_end(processes: list[psutil.Process]) -> None:
     """All of them are gone, at the latest after a moment."""
     _, alive = psutil.wait_procs(processes, timeout=STOP_SECONDS)
     assert alive == []
+
+
+def _held_by(address: str) -> dict[str, int]:
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary(
+            "/stagemesh.v1.Stage/Status",
+            stage_pb2.StatusRequest.SerializeToString,
+            stage_pb2.StatusResponse.FromString,
+        )
+        status = ask(stage_pb2.StatusRequest(), timeout=STOP_SECONDS)
+    held = {"blocks": status.num_kv_blocks_used, "slots": status.num_slots_used}
+    return {name: count for name, count in held.items() if count}
 
 
 def _held(state: MeshState) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import shutil
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from runtime.errors import LaunchError
+from stagemesh.cli.launching import make_launch_plan
+from stagemesh.cli.options import (
+    BATCHING_DEFAULTS,
+    DEVICE_DEFAULTS,
+    LOG_DEFAULTS,
+    AddressOptions,
+    PlanOptions,
+)
+from stagemesh.launcher import local_mesh
 from tests.integration.processes import run_command
 from tests.integration.tiny_chat import TinyChat
 
@@ -123,15 +134,23 @@ def test_worker_on_a_taken_port_says_which() -> None:
         assert f"cannot listen on {address}" in message
 
 
-def test_serve_with_a_worker_that_refuses_says_why(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mesh_with_a_worker_that_refuses_says_why(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     tensors = load_file(other / WEIGHTS)
     tensors[TENSOR] += 1
     save_file(tensors, other / WEIGHTS)
-    monkeypatch.setenv("STAGEMESH_MODEL_PATH", str(other))
-    assert "put the same model files on every node" in fail(
-        "serve", str(folder), "--pp", "2", *FREE
+    addresses = AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0")
+    plan = make_launch_plan(
+        str(folder),
+        PlanOptions(pp=2),
+        BATCHING_DEFAULTS,
+        DEVICE_DEFAULTS,
+        addresses,
+        LOG_DEFAULTS,
     )
+    plan = replace(plan, worker=(*plan.worker, "--model-path", str(other)))
+    with pytest.raises(LaunchError, match="put the same model files on every node"):
+        async with local_mesh(plan, print) as mesh:
+            await mesh.until_ready(lambda state: None)
+    assert psutil.Process().children(recursive=True) == []

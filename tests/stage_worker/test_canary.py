@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.checkpoint import Checkpoint
 from runtime.errors import CheckpointError
 from stage_worker.canary import record_canary
 from tests.tiny_models import make_tiny_llama
@@ -16,7 +17,10 @@ def test_record_canary_matches_transformers(name: str, tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path, name)
     layers_done: list[tuple[int, int]] = []
     top_ids, top_logprobs = record_canary(
-        model.folder, PROMPT, 10, lambda done, total: layers_done.append((done, total))
+        Checkpoint.open(model.folder),
+        PROMPT,
+        10,
+        lambda done, total: layers_done.append((done, total)),
     )
     expected = model.logprobs(PROMPT)[-1].topk(10)
     assert top_ids == tuple(expected.indices.tolist())
@@ -29,4 +33,4 @@ def test_record_canary_broken_checkpoint_raises(tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(CheckpointError):
-        record_canary(folder, PROMPT, 10, lambda done, total: None)
+        record_canary(Checkpoint.open(folder), PROMPT, 10, lambda done, total: None)

@@ -1,12 +1,16 @@
 """Every family in memory, in one to three stages and any chunks: Transformers is the oracle."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import repeat
 
 import pytest
+import torch
 
+from runtime.checkpoint import Checkpoint
 from stage_worker.canary import record_canary
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages
+from stage_worker.stage import Stage
+from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages, make_spec
 from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
 from tests.tiny_families import TINY_FAMILIES, make_tiny_family
 from tests.tiny_models import TinyModel
@@ -57,10 +61,28 @@ def test_family_prompt_far_past_the_window_matches_transformers(
 
 
 @pytest.mark.parametrize("name", TINY_FAMILIES)
+def test_family_in_bfloat16_stays_near_the_reference(name: str, make_model: MakeModel) -> None:
+    model, family = make_model(name), TINY_FAMILIES[name]
+    spec = replace(make_spec(4, max_model_len=family.max_model_len), dtype="bfloat16")
+    pipeline = LocalPipeline(
+        [Stage.load(Checkpoint.open(model.folder), spec, lambda done, total: None)]
+    )
+    prompt = make_prompt(31)
+    ((token,),) = pipeline.generate([Request(prompt, sampling=EVERYTHING)], repeat(10))
+    pipeline.close()
+    expected_V = model.logprobs(prompt)[-1]
+    actual_V = torch.empty_like(expected_V)
+    actual_V[list(token.top_ids)] = torch.tensor(token.top_logprobs)
+    assert (actual_V - expected_V).abs().max() < 0.1 * expected_V.abs().max()
+
+
+@pytest.mark.parametrize("name", TINY_FAMILIES)
 def test_record_canary_of_any_family_matches_transformers(name: str, make_model: MakeModel) -> None:
     model, family = make_model(name), TINY_FAMILIES[name]
     prompt = make_prompt(family.prompt_lengths[1])
-    top_ids, top_logprobs = record_canary(model.folder, prompt, 10, lambda done, total: None)
+    top_ids, top_logprobs = record_canary(
+        Checkpoint.open(model.folder), prompt, 10, lambda done, total: None
+    )
     expected = model.logprobs(prompt)[-1].topk(10)
     assert top_ids == tuple(expected.indices.tolist())
     assert top_logprobs == pytest.approx(expected.values.tolist(), abs=1e-4)
@@ -71,7 +93,9 @@ def test_record_canary_of_longrope_is_what_a_route_of_that_length_says(
     max_model_len: int, make_model: MakeModel
 ) -> None:
     folder, prompt = make_model("phi3_long").folder, make_prompt(15)
-    top_ids, top_logprobs = record_canary(folder, prompt, 10, lambda *_: None, max_model_len)
+    top_ids, top_logprobs = record_canary(
+        Checkpoint.open(folder), prompt, 10, lambda *_: None, max_model_len
+    )
     pipeline = LocalPipeline(load_stages(folder, (1, 3), max_model_len))
     ((token,),) = pipeline.generate([Request(prompt, sampling=EVERYTHING)], repeat(WHOLE))
     pipeline.close()

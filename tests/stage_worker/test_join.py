@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from protos import mesh_pb2, mesh_pb2_grpc
 from runtime import rpc
@@ -82,6 +83,22 @@ async def _welcome(context: Context, heartbeat_seconds: float = 0.05) -> None:
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join, "_FIRST_DELAY_SECONDS", 0.01)
     monkeypatch.setattr(join, "_MAX_DELAY_SECONDS", 0.05)
+
+
+async def test_stay_joined_refused_in_the_same_words_over_and_over_logs_them_once() -> None:
+    reasons = iter(["full", "full", "full", "closing", "closing"])
+
+    async def behaviour(context: Context) -> None:
+        if (reason := next(reasons, None)) is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+        await _welcome(context)
+        await asyncio.Event().wait()
+
+    with capture_logs() as logs:
+        async with _serving(_Mesh(behaviour)) as address, _joining(address) as told:
+            while not await told.get():
+                pass
+    assert [log["reason"] for log in logs if log["event"] == "not_joined"] == ["full", "closing"]
 
 
 async def test_stay_joined_welcomed_sends_heartbeats() -> None:

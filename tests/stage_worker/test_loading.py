@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -44,6 +45,28 @@ async def test_load_reports_progress_and_capacity(tiny_model: TinyModel) -> None
         assert state.state == stage_pb2.WORKER_STATE_LOADED
         assert state.assignment == assignment
         assert state.peak_rss_bytes >= state.rss_bytes > 0
+
+
+async def test_load_and_canary_read_the_tables_of_contents_once_each(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    open_checkpoint = Checkpoint.open
+
+    def count(folder: Path) -> Checkpoint:
+        opened.append(folder)
+        return open_checkpoint(folder)
+
+    monkeypatch.setattr(Checkpoint, "open", count)
+    async with live_workers(1) as (worker,):
+        await worker.load(*make_assignments(tiny_model.folder, (4,)))
+        assert len(opened) == 1
+        request = stage_pb2.RecordCanaryRequest(
+            model=str(tiny_model.folder), token_ids=PROMPT, num_logprobs=3
+        )
+        async for _ in worker.stub.RecordCanary(request):
+            pass
+        assert len(opened) == 2
 
 
 @pytest.mark.parametrize(

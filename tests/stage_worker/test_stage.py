@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.checkpoint import Checkpoint
 from runtime.errors import (
     FrameError,
     NonFiniteLogitsError,
@@ -136,12 +137,14 @@ def test_stage_kv_capacity_counts_its_own_layers_only(model: TinyModel) -> None:
     block_bytes = 8 * 2 * 2 * 16 * 4
     for num_layers in (1, 3):
         spec = replace(make_spec(num_layers, of=4), kv_memory_bytes=100 * block_bytes)
-        stage = Stage.load(model.folder, spec, no_progress)
+        stage = Stage.load(Checkpoint.open(model.folder), spec, no_progress)
         assert stage.kv_block_capacity() == 100 // num_layers
 
 
 def test_stage_kv_memory_below_one_block_raises_with_the_numbers(model: TinyModel) -> None:
-    stage = Stage.load(model.folder, replace(make_spec(4), kv_memory_bytes=1000), no_progress)
+    stage = Stage.load(
+        Checkpoint.open(model.folder), replace(make_spec(4), kv_memory_bytes=1000), no_progress
+    )
     with pytest.raises(NotEnoughMemoryError) as caught:
         stage.kv_block_capacity()
     assert caught.value.needed_bytes == 8 * 2 * 2 * 16 * 4 * 4
@@ -151,7 +154,9 @@ def test_stage_kv_memory_below_one_block_raises_with_the_numbers(model: TinyMode
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_stage_reduced_precision_stays_near_the_reference(model: TinyModel, dtype: str) -> None:
     sampling = SlotSampling(num_logprobs=320)
-    stage = Stage.load(model.folder, replace(make_spec(4), dtype=dtype), no_progress)
+    stage = Stage.load(
+        Checkpoint.open(model.folder), replace(make_spec(4), dtype=dtype), no_progress
+    )
     prompt = tuple(range(3, 40))
     pipeline = LocalPipeline([stage])
     token = pipeline.generate([Request(prompt, sampling=sampling)], repeat(10))[0][0]

@@ -26,6 +26,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import torch
+from runtime.checkpoint import Checkpoint
 from stage_worker.stage import Stage, StageSpec
 
 def peak_bytes():
@@ -38,7 +39,7 @@ def read_bytes():
 
 def load(first_layer, num_layers, is_first=False, is_last=False):
     spec = StageSpec(first_layer, num_layers, is_first, is_last, "float32", 16, 1024, 0, 1)
-    return Stage.load(Path(sys.argv[1]), spec, lambda done, total: None)
+    return Stage.load(Checkpoint.open(Path(sys.argv[1])), spec, lambda done, total: None)
 
 load(0, 1)
 Path("/proc/self/clear_refs").write_text("5")

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+import stagemesh
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime.errors import QueueFullError
 from runtime.rpc import bind, make_server
@@ -178,3 +179,9 @@ async def test_client_without_a_mesh_says_how_to_start_one() -> None:
         with pytest.raises(StagemeshRpcError, match=r"stagemesh serve MODEL") as caught:
             await client.state()
     assert caught.value.code == "unreachable"
+
+
+def test_package_offers_what_it_names() -> None:
+    assert all(getattr(stagemesh, name) is not None for name in stagemesh.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        stagemesh.nonsense  # noqa: B018

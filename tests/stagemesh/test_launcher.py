@@ -43,6 +43,14 @@ async def test_child_that_exits_leaves_its_code_lines_and_reason() -> None:
     assert lines == []
 
 
+async def test_child_takes_its_options_from_its_command_line_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STAGEMESH_LAYERS", "nonsense")
+    child = await Child.start("c", ("coordinator", "no such model"), print)
+    assert await child.follow() == 1
+
+
 async def test_coordinator_that_refuses_ends_the_launch_with_its_reason() -> None:
     with pytest.raises(LaunchError, match=r"^coordinator: model 'no such model' not found"):
         async with local_mesh(plan(("coordinator", "no such model"), WORKER), print) as mesh:

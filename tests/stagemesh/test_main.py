@@ -2,8 +2,11 @@
 
 import importlib
 import io
+import os
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -31,6 +34,14 @@ def test_version_exits_zero_and_names_the_packages(
     assert "torch" in capsys.readouterr().out
 
 
+def test_interrupt_while_the_command_line_is_imported_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "cyclopts.py").write_text("raise KeyboardInterrupt")
+    command = (sys.executable, "-m", "stagemesh", "version")
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main("serve", "m", "--pp", "two") == 2
     assert "--pp" in capsys.readouterr().err
@@ -44,6 +55,7 @@ def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
         (("infer", ""), "prompt 0 is empty"),
         (("prepare", "no such model"), "no such model"),
         (("serve", "no such model", *FREE_ADDRESSES), "no such"),
+        (("serve", "m", "--pp", "2", "--kv-memory", "9999TiB"), "the KV cache of 2 workers needs"),
     ],
 )
 def test_failure_exits_one_with_one_line(

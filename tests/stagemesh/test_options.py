@@ -16,7 +16,17 @@ from stagemesh.cli.options import (
     as_arguments,
 )
 
-COMMANDS = ("serve", "infer", "status", "demo", "prepare", "coordinator", "worker", "version")
+COMMANDS = (
+    "serve",
+    "infer",
+    "chat",
+    "status",
+    "demo",
+    "prepare",
+    "coordinator",
+    "worker",
+    "version",
+)
 
 
 def parse(*tokens: str) -> dict[str, Any]:
@@ -87,6 +97,10 @@ def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.Mo
         (("serve", "m", "--grpc", "50050"), "HOST:PORT"),
         (("serve", "m", "--grpc", "127.0.0.1:65536"), "HOST:PORT"),
         (("serve", "m", "--block-size", "-1"), "Must be >= 1"),
+        (("serve", "m", "--block-size", "1025"), "Must be <= 1024"),
+        (("serve", "m", "--max-sequences", "4097"), "Must be <= 4096"),
+        (("serve", "m", "--max-step-tokens", "65537"), "Must be <= 65536"),
+        (("serve", "m", "--max-waiting", "1000001"), "Must be <= 1000000"),
         (("worker",), "--coordinator"),
         (("infer", "hi", "--temperature", "-1"), "Must be >= 0"),
         (("infer", "hi", "--temperature", "nan"), "Must be <= 100"),

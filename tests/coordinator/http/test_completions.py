@@ -116,6 +116,14 @@ async def test_logprobs_name_each_token_and_the_likeliest(toy_folder: Path) -> N
     assert logprobs["text_offset"][:2] == [0, len(f" w{answer[0]}")]
 
 
+async def test_very_many_logprobs_all_arrive(toy_folder: Path) -> None:
+    body = {"prompt": [*PROMPT], "max_tokens": 200, "temperature": 0, "logprobs": 40}
+    async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
+        [choice] = (await client.post(PATH, json=body)).json()["choices"]
+    assert choice["text"] == words(*toy_answer(PROMPT, 200))
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [40] * 200
+
+
 async def test_sampling_parameters_reach_the_stages(toy_folder: Path) -> None:
     body = {"prompt": [5], "max_tokens": 1, "temperature": 0.5, "top_p": 0.5, "top_k": 10**12}
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:

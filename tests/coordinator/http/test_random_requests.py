@@ -62,20 +62,33 @@ FIELDS = (
     *("top_logprobs", "echo", "stream", "stream_options", "ignore_eos", "user", "suffix", "tools"),
     *("tokens", "add_generation_prompt", "response_format", "", "é"),
 )
-PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+GOOD_VALUES: dict[str, Any] = {
+    "min_tokens": 2,
+    "n": 3,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "seed": 5,
+    "stop": ["w5", "6 w"],
+    "logit_bias": {"5": -3},
+    "presence_penalty": 1,
+    "stream": True,
+    "echo": True,
+    "ignore_eos": True,
+    "model": "toy",
+}
+GOOD_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": [5, 6], "max_tokens": 4},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
+    "/tokenize": {"prompt": "w5"},
+    "/detokenize": {"tokens": [5]},
+}
 
 
 def random_body(source: random.Random, path: str) -> bytes:
-    body: dict[str, Any] = {"max_tokens": 4}
-    body |= {
-        "/v1/completions": {"prompt": [5, 6]},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
-        "/tokenize": {"prompt": "w5"},
-        "/detokenize": {"tokens": [5]},
-    }[path]
-    if path.startswith("/t") or path.startswith("/d"):
-        del body["max_tokens"]
-    for _ in range(source.randint(1, 3)):
+    body: dict[str, Any] = dict(GOOD_BODIES[path])
+    for name in source.sample(sorted(GOOD_VALUES), source.randrange(3)):
+        body[name] = GOOD_VALUES[name]
+    for _ in range(source.randrange(3)):
         body[source.choice(FIELDS)] = source.choice(ODD_VALUES)
     content = json.dumps(body).encode()
     if source.random() < 0.1:  # torn or damaged
@@ -90,7 +103,7 @@ async def test_random_bodies_are_answered_or_refused_and_never_fail(toy_folder: 
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         await mesh.until_ready()
         for _ in range(NUM_REQUESTS):
-            path = source.choice(PATHS)
+            path = source.choice(list(GOOD_BODIES))
             content = random_body(source, path)
             response = await client.post(path, content=content, headers=headers)
             assert response.status_code < 500, (path, content, response.text)

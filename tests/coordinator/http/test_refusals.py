@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.coordinator.http.bad_bodies import BAD_CHATS, BAD_COMPLETIONS
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
-from tests.coordinator.toy_model import MAX_LEN, VOCAB_SIZE, toy_answer
+from tests.coordinator.toy_model import toy_answer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -24,127 +25,6 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     assert error["message"]
     assert response.headers["x-request-id"]
     return dict(error)
-
-
-BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str, str | None]] = [
-    ({"prompt": ""}, 400, "empty_prompt", None),
-    ({"prompt": []}, 400, "empty_prompt", None),
-    ({"prompt": [[]]}, 400, "empty_prompt", None),
-    ({"prompt": ["w1", ""]}, 400, "empty_prompt", None),
-    ({}, 400, "invalid_request", "prompt"),
-    ({"prompt": 7}, 400, "invalid_request", "prompt"),
-    ({"prompt": ["w1", 2]}, 400, "invalid_request", "prompt[1]"),
-    ({"prompt": [1, "w2"]}, 400, "invalid_request", "prompt[1]"),
-    ({"prompt": [1, True]}, 400, "invalid_request", "prompt[1]"),
-    ({"prompt": [1, 2.5]}, 400, "invalid_request", "prompt[1]"),
-    ({"prompt": [[1], 2]}, 400, "invalid_request", "prompt[1]"),
-    ({"prompt": "\ud800"}, 400, "invalid_request", "prompt"),
-    ({"prompt": [VOCAB_SIZE]}, 400, "token_out_of_vocabulary", None),
-    ({"prompt": [-1]}, 400, "token_out_of_vocabulary", None),
-    ({"prompt": [10**30]}, 400, "token_out_of_vocabulary", None),
-    ({"prompt": [1] * MAX_LEN}, 400, "prompt_too_long", None),
-    ({"model": "gpt-9"}, 404, "unknown_model", None),
-    ({"model": 4}, 400, "invalid_request", "model"),
-    ({"temperature": -1}, 400, "invalid_request", "temperature"),
-    ({"temperature": 1e308}, 400, "invalid_request", "temperature"),
-    ({"temperature": "hot"}, 400, "invalid_request", "temperature"),
-    ({"temperature": 10**400}, 400, "invalid_request", "temperature"),
-    ({"top_p": 0}, 400, "invalid_request", "top_p"),
-    ({"top_p": 1.5}, 400, "invalid_request", "top_p"),
-    ({"min_p": -0.5}, 400, "invalid_request", "min_p"),
-    ({"top_k": -1}, 400, "invalid_request", "top_k"),
-    ({"top_k": 1.5}, 400, "invalid_request", "top_k"),
-    ({"seed": -1}, 400, "invalid_request", "seed"),
-    ({"seed": 2**64}, 400, "invalid_request", "seed"),
-    ({"max_tokens": -1}, 400, "invalid_request", "max_tokens"),
-    ({"max_tokens": True}, 400, "invalid_request", "max_tokens"),
-    (
-        {"max_tokens": 1, "max_completion_tokens": 2},
-        400,
-        "invalid_request",
-        "max_completion_tokens",
-    ),
-    ({"logprobs": VOCAB_SIZE + 1}, 400, "invalid_request", "logprobs"),
-    ({"logprobs": True}, 400, "invalid_request", "logprobs"),
-    ({"logprobs": 1, "echo": True}, 400, "invalid_request", "logprobs"),
-    ({"stop_token_ids": [VOCAB_SIZE]}, 400, "token_out_of_vocabulary", None),
-    ({"stop_token_ids": 5}, 400, "invalid_request", "stop_token_ids"),
-    ({"stream_options": {"include_usage": True}}, 400, "invalid_request", "stream_options"),
-    ({"stream": "yes"}, 400, "invalid_request", "stream"),
-    ({"suffix": "the end"}, 400, "unsupported_parameter", "suffix"),
-    ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
-    ({"n": 0}, 400, "invalid_request", "n"),
-    ({"n": 2000}, 400, "invalid_request", "n"),
-    ({"n": 1.5}, 400, "invalid_request", "n"),
-    ({"min_tokens": -1}, 400, "invalid_request", "min_tokens"),
-    ({"min_tokens": 9, "max_tokens": 8}, 400, "invalid_request", "min_tokens"),
-    ({"min_tokens": MAX_LEN, "max_tokens": None}, 400, "invalid_request", "min_tokens"),
-    (
-        {"min_tokens": 1, "stop_token_ids": list(range(VOCAB_SIZE))},
-        400,
-        "invalid_request",
-        "min_tokens",
-    ),
-    ({"stop": ""}, 400, "invalid_request", "stop"),
-    ({"stop": ["a", 5]}, 400, "invalid_request", "stop[1]"),
-    ({"stop": {"a": 1}}, 400, "invalid_request", "stop"),
-    ({"stop": ["a"] * 33}, 400, "invalid_request", "stop"),
-    ({"stop": "a" * 1025}, 400, "invalid_request", "stop"),
-    ({"include_stop": True}, 400, "invalid_request", "include_stop"),
-    ({"presence_penalty": 2.5}, 400, "invalid_request", "presence_penalty"),
-    ({"frequency_penalty": -3}, 400, "invalid_request", "frequency_penalty"),
-    ({"repetition_penalty": 0}, 400, "invalid_request", "repetition_penalty"),
-    ({"logit_bias": {"5": 101}}, 400, "invalid_request", "logit_bias"),
-    ({"logit_bias": {"x": 1}}, 400, "invalid_request", "logit_bias.x"),
-    ({"logit_bias": {"5": "1"}}, 400, "invalid_request", "logit_bias.5"),
-    ({"logit_bias": {"05": 1, "5": 1}}, 400, "invalid_request", "logit_bias"),
-    ({"logit_bias": {str(VOCAB_SIZE): 1}}, 400, "token_out_of_vocabulary", None),
-    ({"logit_bias": [5]}, 400, "invalid_request", "logit_bias"),
-    ({"prompt_logprobs": 1}, 400, "unsupported_parameter", "prompt_logprobs"),
-    ({"guided_regex": "a*"}, 400, "unsupported_parameter", "guided_regex"),
-    ({"temprature": 1}, 400, "unsupported_parameter", "temprature"),
-    ({"request_id": "mine"}, 400, "unsupported_parameter", "request_id"),
-]
-
-BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
-    ({"messages": []}, 400, "empty_prompt", None),
-    ({"messages": None}, 400, "invalid_request", "messages"),
-    ({"messages": "hi"}, 400, "invalid_request", "messages"),
-    ({"messages": ["hi"]}, 400, "invalid_request", "messages[0]"),
-    ({"messages": [{"content": "hi"}]}, 400, "invalid_request", "messages[0].role"),
-    ({"messages": [{"role": "user"}]}, 400, "invalid_request", "messages[0].content"),
-    (
-        {"messages": [{"role": "user", "content": "\udfff"}]},
-        400,
-        "invalid_request",
-        "messages[0].content",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        400,
-        "invalid_request",
-        "messages[0].content[0].type",
-    ),
-    (
-        {"messages": [{"role": "user", "content": "a", "name": "bob"}]},
-        400,
-        "unsupported_parameter",
-        "messages[0].name",
-    ),
-    ({"top_logprobs": 2}, 400, "invalid_request", "top_logprobs"),
-    ({"logprobs": 2}, 400, "invalid_request", "logprobs"),
-    ({"logprobs": True, "top_logprobs": -1}, 400, "invalid_request", "top_logprobs"),
-    ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
-    ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
-    ({"echo": True}, 400, "unsupported_parameter", "echo"),
-    ({"prompt": "hi"}, 400, "unsupported_parameter", "prompt"),
-    (
-        {"stream": True, "stream_options": {"chunks": 1}},
-        400,
-        "unsupported_parameter",
-        "stream_options.chunks",
-    ),
-]
 
 
 async def test_bad_bodies_get_one_clear_error_each(toy_folder: Path) -> None:
