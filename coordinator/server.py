@@ -93,10 +93,7 @@ async def serve_coordinator(
             lag_task = tasks.create_task(observe_loop_lag(coordinator.metrics.event_loop_lag))
             await stop.wait()
             health_task.cancel()
-            with suppress(TimeoutError):  # a watcher that does not read holds it up
-                async with asyncio.timeout(_CLOSE_SECONDS):
-                    await health_servicer.enter_graceful_shutdown()
-            await coordinator.drain()
+            await _drain(coordinator, health_servicer)
             await http.stop()
             await door.stop(_CLOSE_SECONDS)
             running.cancel()
@@ -107,6 +104,14 @@ async def serve_coordinator(
         await door.stop(0)
         await mesh.stop(_CLOSE_SECONDS)
         _log.info("coordinator_stopped")
+
+
+async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthServicer) -> None:
+    """Says that nothing is served any more, then lets running requests end."""
+    with suppress(TimeoutError):  # a watcher that does not read holds it up
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await health_servicer.enter_graceful_shutdown()
+    await coordinator.drain()
 
 
 def _make_door(

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -44,25 +45,34 @@ def chat(
         Seconds until an answer is given up. [default: none]
     """
     opening = () if system is None else (ChatMessage("system", system),)
-    messages = opening
+    template = GenerationRequest(prompts=(), sampling=sampling.sampling(), max_tokens=max_tokens)
     with Client(target) as client:
         warn_unless_ready(client)
-        for line in _lines():
-            if line == "/reset":
-                messages = opening
-                continue
-            turn = (*messages, ChatMessage("user", line))
-            request = GenerationRequest(
-                prompts=(Chat(turn),), sampling=sampling.sampling(), max_tokens=max_tokens
-            )
-            try:
-                with SilenceWatch(client.state, sys.stderr.write) as watch:
-                    updates = client.infer(request, timeout_seconds=timeout)
-                    text = _answer(watch.through(updates))
-            except StagemeshRpcError as error:
-                sys.stderr.write(f"error: {error}\n")
-                continue
-            messages = (*turn, ChatMessage("assistant", text))
+        _talk(client, opening, template, timeout)
+
+
+def _talk(
+    client: Client,
+    opening: tuple[ChatMessage, ...],
+    template: GenerationRequest,
+    timeout: float | None,
+) -> None:
+    """One answer to each line; a turn that fails is told and forgotten."""
+    messages = opening
+    for line in _lines():
+        if line == "/reset":
+            messages = opening
+            continue
+        turn = (*messages, ChatMessage("user", line))
+        request = replace(template, prompts=(Chat(turn),))
+        try:
+            with SilenceWatch(client.state, sys.stderr.write) as watch:
+                updates = client.infer(request, timeout_seconds=timeout)
+                text = _answer(watch.through(updates))
+        except StagemeshRpcError as error:
+            sys.stderr.write(f"error: {error}\n")
+            continue
+        messages = (*turn, ChatMessage("assistant", text))
 
 
 def _lines() -> Iterator[str]:

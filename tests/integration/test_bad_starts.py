@@ -76,7 +76,7 @@ def fail(*arguments: str, code: int = 1) -> str:
     return errors[0]
 
 
-FREE = ("--grpc", "127.0.0.1:0", "--mesh", "127.0.0.1:0")
+FREE = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0")
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_start_with_an_unknown_model_says_what_can_be_given(command: str) -> Non
 
 
 @pytest.mark.parametrize("command", ["serve", "coordinator"])
-@pytest.mark.parametrize("door", ["--grpc", "--mesh"])
+@pytest.mark.parametrize("door", ["--grpc", "--http", "--mesh"])
 def test_start_on_a_taken_port_says_which(command: str, door: str, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        doors = {"--grpc": "127.0.0.1:0", "--mesh": "127.0.0.1:0"} | {door: address}
+        doors = dict.fromkeys(FREE[::2], "127.0.0.1:0") | {door: address}
         options = [text for pair in doors.items() for text in pair]
         assert f"cannot listen on {address}" in fail(command, str(folder), *options, code=3)
 
