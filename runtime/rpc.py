@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from inspect import isasyncgenfunction
 from typing import Any, Final, Never
 
@@ -189,7 +189,10 @@ def _guard(handler: Any, method: str) -> Any:
         except grpc.aio.AbortError:
             raise
         except Exception as exc:  # noqa: BLE001 - the RPC boundary
-            await _abort_with(context, exc, method)
+            # A write that a deadline cut short is still under way, and so no status can be sent;
+            # the peer, whose deadline it is, needs none.
+            with suppress(grpc.aio.InternalError):
+                await _abort_with(context, exc, method)
 
     kind = (
         f"{'stream' if handler.request_streaming else 'unary'}"

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from structlog.testing import capture_logs
 
 from runtime.errors import (
+    DeadlineExceededError,
     EpochEndedError,
     InvalidRequestError,
     PortTakenError,
@@ -173,6 +174,29 @@ async def test_stream_handler_of_cancelled_call_is_closed_at_once() -> None:
         await call.read()
         call.cancel()
         await asyncio.wait_for(closed.wait(), 10)
+
+
+async def test_stream_whose_write_is_cut_short_ends_without_noise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = asyncio.Event()
+
+    async def handler(request: bytes, context: Context) -> None:
+        try:
+            async with asyncio.timeout(0.2):
+                while True:
+                    await context.write(bytes(1 << 20))
+        except TimeoutError:
+            raise DeadlineExceededError from None
+        finally:
+            ended.set()
+
+    async with _serving("Call", grpc.unary_stream_rpc_method_handler(handler)) as channel:
+        call = channel.unary_stream("/test/Call")(b"", timeout=10)
+        await ended.wait()
+        call.cancel()
+
+    assert caplog.records == []
 
 
 async def test_bidirectional_handler_that_writes_itself_still_works() -> None:
