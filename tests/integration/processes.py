@@ -227,3 +227,12 @@ def _held(state: MeshState) -> dict[str, int]:
     for replica in state.replicas:
         held |= {"blocks": replica.num_kv_blocks_used, "slots": replica.num_slots_used}
     return {name: count for name, count in held.items() if count}
+
+
+@contextmanager
+def leaving_no_child() -> Iterator[None]:
+    """Asserts that the block leaves no child process that was not there before."""
+    before = psutil.Process().children(recursive=True)
+    yield
+    left = set(psutil.Process().children(recursive=True)) - set(before)
+    assert not left, f"still running: {left}"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,7 +20,7 @@ from stagemesh.cli.options import (
     PlanOptions,
 )
 from stagemesh.launcher import local_mesh
-from tests.integration.processes import run_command
+from tests.integration.processes import leaving_no_child, run_command
 from tests.integration.tiny_chat import TinyChat
 
 pytestmark = pytest.mark.integration
@@ -67,12 +66,12 @@ def rename_architecture(folder: Path) -> None:
 
 def fail(*arguments: str, code: int = 1) -> str:
     """Runs `stagemesh ARGUMENTS`, which must fail; returns its one error line."""
-    done = run_command(*arguments)
+    with leaving_no_child():
+        done = run_command(*arguments)
     assert done.returncode == code, done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert psutil.Process().children(recursive=True) == []
     return errors[0]
 
 
@@ -150,7 +149,9 @@ async def test_mesh_with_a_worker_that_refuses_says_why(folder: Path, tmp_path: 
         LOG_DEFAULTS,
     )
     plan = replace(plan, worker=(*plan.worker, "--model-path", str(other)))
-    with pytest.raises(LaunchError, match="put the same model files on every node"):
+    with (
+        leaving_no_child(),
+        pytest.raises(LaunchError, match="put the same model files on every node"),
+    ):
         async with local_mesh(plan, print) as mesh:
             await mesh.until_ready(lambda state: None)
-    assert psutil.Process().children(recursive=True) == []

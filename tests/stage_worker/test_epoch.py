@@ -47,11 +47,12 @@ class _Device:
 
 
 class _After:
-    """The next stage: takes every frame, gives a credit when told to."""
+    """The next stage: takes every frame, gives a step's credit once it is there and told to."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[WireFrame] = asyncio.Queue()
         self.credits: asyncio.Queue[int] = asyncio.Queue()
+        self._complete: asyncio.Queue[int] = asyncio.Queue()
 
     async def forward(self, _: Any, context: ForwardContext) -> None:
         await context.send_initial_metadata(())
@@ -59,11 +60,15 @@ class _After:
             crediting = tasks.create_task(self._give_credits(context))
             while isinstance(frame := await context.read(), WireFrame):
                 self.frames.put_nowait(frame)
+                if frame.head.last:
+                    self._complete.put_nowait(frame.head.step)
             crediting.cancel()
 
     async def _give_credits(self, context: ForwardContext) -> None:
         while True:
-            await context.write(stage_pb2.Credit(step=await self.credits.get()))
+            step = await self.credits.get()
+            assert await self._complete.get() == step
+            await context.write(stage_pb2.Credit(step=step))
 
 
 class _Before:

@@ -145,11 +145,14 @@ async def test_probes_that_nobody_waits_for_leave_nothing_behind(toy_folder: Pat
     # sglang#35884: health probes that timed out piled up as orphan work.
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        before = await _load(mesh)
+        before = await mesh.state()
+        num_tasks = len(asyncio.all_tasks())
         for path in ("/health", "/ready", "/v1/models", "/version", "/metrics"):
             for _ in range(20):
                 await _ask_and_leave(mesh, path)
-        assert await _load(mesh) == before
+        after = await mesh.until(lambda _: len(asyncio.all_tasks()) <= num_tasks)
+        assert after.num_running + after.num_waiting == 0
+        assert after.replicas[0].num_steps == before.replicas[0].num_steps
 
 
 async def _ask_and_leave(mesh: ToyMesh, path: str) -> None:
@@ -158,14 +161,3 @@ async def _ask_and_leave(mesh: ToyMesh, path: str) -> None:
     writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
     writer.close()
     await writer.wait_closed()
-
-
-async def _load(mesh: ToyMesh) -> tuple[int, int, int]:
-    """Requests, steps so far, and tasks once those of closed connections are over."""
-    async with mesh.http() as client:
-        await client.get("/health")
-    num_tasks, last = -1, len(asyncio.all_tasks())
-    while last != num_tasks:
-        state = await mesh.state()
-        num_tasks, last = last, len(asyncio.all_tasks())
-    return state.num_running + state.num_waiting, state.replicas[0].num_steps, num_tasks
