@@ -87,23 +87,34 @@ async def serve_coordinator(
         _log.info("coordinator_listening", build=BUILD, **asdict(addresses))
         if started is not None:
             started.set_result(addresses)
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(coordinator.run())
-            health_task = tasks.create_task(_publish_health(coordinator, health_servicer))
-            lag_task = tasks.create_task(observe_loop_lag(coordinator.metrics.event_loop_lag))
-            await stop.wait()
-            health_task.cancel()
-            await _drain(coordinator, health_servicer)
-            await http.stop()
-            await door.stop(_CLOSE_SECONDS)
-            running.cancel()
-            lag_task.cancel()
+        await _run_until(stop, coordinator, health_servicer, http, door)
     finally:
         mesh_service.close()
         await http.stop()
         await door.stop(0)
         await mesh.stop(_CLOSE_SECONDS)
         _log.info("coordinator_stopped")
+
+
+async def _run_until(
+    stop: asyncio.Event,
+    coordinator: Coordinator,
+    health_servicer: health.aio.HealthServicer,
+    http: HttpServer,
+    door: grpc.aio.Server,
+) -> None:
+    """Serves until `stop` is set; then drains and closes both doors before the replica goes."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(coordinator.run())
+        health_task = tasks.create_task(_publish_health(coordinator, health_servicer))
+        lag_task = tasks.create_task(observe_loop_lag(coordinator.metrics.event_loop_lag))
+        await stop.wait()
+        health_task.cancel()
+        await _drain(coordinator, health_servicer)
+        await http.stop()
+        await door.stop(_CLOSE_SECONDS)
+        running.cancel()
+        lag_task.cancel()
 
 
 async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthServicer) -> None:

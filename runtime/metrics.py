@@ -143,6 +143,7 @@ class CoordinatorMetrics(ProcessMetrics):
             "request_generation_tokens", "Tokens generated for finished prompts.", _LENGTH_BUCKETS
         )
 
+    # Longer than other functions: a list of declarations, one after the other.
     def _declare_replicas(self, registry: CollectorRegistry) -> None:
         replica = ("replica",)
         self.steps = Counter(

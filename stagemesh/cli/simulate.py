@@ -28,6 +28,7 @@ Seconds = Annotated[float, between(1e-6, 1e6)]
 Rate = Annotated[float, between(1e-6, 1e6)]
 
 
+# Longer than other functions: its parameters and their descriptions are the command's options.
 def simulate(
     *,
     trace: Path | None = None,

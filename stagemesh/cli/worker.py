@@ -12,6 +12,7 @@ from stagemesh.cli.options import (
 )
 
 
+# Longer than other functions: its parameters and their descriptions are the command's options.
 def worker(
     *,
     coordinator: Address,
