@@ -36,6 +36,8 @@ class Coordinator:
         self.membership = Membership(options.max_workers)
         self.model: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
         self.replica: Replica | None = None
+        # Where workers join; the server knows it once it listens.
+        self.mesh_address = options.mesh
         self.changed = asyncio.Event()
         self.engine = Engine(
             FixedPolicy(options.max_step_tokens),

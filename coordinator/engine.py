@@ -81,6 +81,16 @@ class Engine:
         return self.scheduler.num_slots_used if self.scheduler else 0
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens admitted since the start."""
+        return self._roster.num_prompt_tokens
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens generated since the start."""
+        return self._roster.num_generated_tokens
+
+    @property
     def num_requests(self) -> int:
         """Prompts that are not finished."""
         return len(self._roster)
@@ -165,7 +175,7 @@ class Engine:
 
     def on_token(self, event: TokenEvent, now: float) -> None:
         """Delivers a token to its client's stream."""
-        self._metrics.generated_tokens.inc()
+        self._roster.count_token()
         generation = self._roster[event.sequence_id]
         if generation.last_token is not None:
             self._metrics.inter_token_latency.observe(now - generation.last_token)

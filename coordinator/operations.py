@@ -6,6 +6,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.membership import Member
 from coordinator.phases import Phase
 from coordinator.replica import Replica
+from coordinator.telemetry import ReplicaTelemetry
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.model_store import served_name
 from runtime.version import BUILD
@@ -16,28 +17,47 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._model = served_name(coordinator.options.model)
 
     async def GetState(
         self, request: mesh_pb2.GetStateRequest, context: Any
     ) -> mesh_pb2.GetStateResponse:
         """A snapshot."""
-        coordinator, engine = self._coordinator, self._coordinator.engine
-        replica = coordinator.replica
-        return mesh_pb2.GetStateResponse(
-            build=BUILD,
-            coordinator_id=coordinator.coordinator_id,
-            model=self._model,
-            ready=coordinator.is_ready,
-            phase=coordinator.phase,
-            num_running=engine.num_running,
-            num_waiting=engine.num_waiting,
-            replicas=[] if replica is None else [_replica_state(replica)],
-            workers=[_worker_info(m, replica) for m in coordinator.membership.members],
-            failure=coordinator.failure,
-            uptime_seconds=coordinator.uptime_seconds,
-            max_model_len=engine.limits.max_model_len if engine.limits else 0,
+        return snapshot(self._coordinator)
+
+
+def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
+    """The whole state at this moment."""
+    engine, replica = coordinator.engine, coordinator.replica
+    return mesh_pb2.GetStateResponse(
+        build=BUILD,
+        coordinator_id=coordinator.coordinator_id,
+        model=served_name(coordinator.options.model),
+        ready=coordinator.is_ready,
+        phase=coordinator.phase,
+        num_running=engine.num_running,
+        num_waiting=engine.num_waiting,
+        replicas=[] if replica is None else [_replica_state(replica)],
+        workers=[_worker_info(m, replica) for m in coordinator.membership.members],
+        failure=coordinator.failure,
+        uptime_seconds=coordinator.uptime_seconds,
+        max_model_len=engine.limits.max_model_len if engine.limits else 0,
+        mesh_address=coordinator.mesh_address,
+        recoveries=[] if replica is None else _recoveries(replica.telemetry),
+    )
+
+
+def _recoveries(telemetry: ReplicaTelemetry) -> list[mesh_pb2.Recovery]:
+    return [
+        mesh_pb2.Recovery(
+            replica=telemetry.replica,
+            epoch=recovery.epoch,
+            cause=recovery.cause,
+            detail=recovery.detail,
+            ended_unix_seconds=recovery.ended_unix_seconds,
+            seconds=recovery.seconds or 0.0,
         )
+        for recovery in telemetry.recoveries
+    ]
 
 
 def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
@@ -53,6 +73,8 @@ def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
         num_steps_in_flight=engine.num_steps_in_flight,
         num_steps=replica.telemetry.totals[-1].num_steps,
         stages=_stage_states(replica),
+        num_prompt_tokens=engine.num_prompt_tokens,
+        num_generated_tokens=engine.num_generated_tokens,
     )
 
 

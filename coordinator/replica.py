@@ -102,6 +102,8 @@ class Replica:
             self._enter(Phase.LOADING)
             cause = await end_of(self._run_epoch(place(self.assignments, members)))
             self.last_cause = str(cause)
+            if self.is_serving:
+                self.telemetry.stop_serving(self.engine.clock(), self.epoch.counter, cause)
             self._patience.count(cause, has_just_served=self.is_serving)
             if self._patience.is_over(cause):
                 self._give_up(cause)
@@ -201,8 +203,6 @@ class Replica:
 
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT_PHASES[self.phase], f"{self.phase} cannot become {phase}"
-        if self.is_serving:
-            self.telemetry.stop_serving(self.engine.clock())
         self.phase = phase
         if self.is_serving:
             self.telemetry.start_serving(self.engine.clock())

@@ -24,6 +24,9 @@ class Roster:
         self._metrics = metrics
         self._generations: dict[int, Generation] = {}
         self._num_logprobs = 0
+        # Sums since the start.
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -54,8 +57,15 @@ class Roster:
         """One more."""
         self._generations[generation.sequence_id] = generation
         self._num_logprobs += generation.request.sampling.num_logprobs
-        self._metrics.prompt_tokens.inc(len(generation.request.prompt_ids))
+        num_tokens = len(generation.request.prompt_ids)
+        self.num_prompt_tokens += num_tokens
+        self._metrics.prompt_tokens.inc(num_tokens)
         self._idle.clear()
+
+    def count_token(self) -> None:
+        """One of them has one more token."""
+        self.num_generated_tokens += 1
+        self._metrics.generated_tokens.inc()
 
     def finish(self, generation: Generation, finish: Finish) -> None:
         """It came to its own end."""

@@ -81,6 +81,7 @@ async def serve_coordinator(
             await http.bind(options.http),
             await rpc.bind(mesh, options.mesh),
         )
+        coordinator.mesh_address = addresses.mesh
         await door.start()
         await http.start()
         await mesh.start()

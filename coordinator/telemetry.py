@@ -3,12 +3,18 @@
 It measures nothing itself; every figure comes from a rank 0 with its step's result.
 """
 
+import time
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from coordinator.assignment import LoadReport
 from coordinator.requests import Finish
+from runtime.errors import StagemeshError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import SendTiming, StageTiming, Step
+
+_NUM_RECOVERIES: Final = 20
 
 
 @dataclass(slots=True)
@@ -60,9 +66,20 @@ class LoadProgress:
         self.weights_bytes, self.peak_rss_bytes = report.weights_bytes, report.peak_rss_bytes
 
 
+@dataclass(slots=True, kw_only=True)
+class Recovery:
+    """The end of an epoch that served; `seconds` is None until requests are served again."""
+
+    epoch: int
+    cause: str
+    detail: str
+    ended_unix_seconds: float
+    seconds: float | None = None
+
+
 @dataclass(slots=True)
 class ReplicaTelemetry:
-    """The figures of one replica: loading per stage, and the sums of the running epoch."""
+    """The figures of one replica: loading and sums of the epoch by stage, and the last ends."""
 
     replica: int
     num_stages: int
@@ -70,6 +87,8 @@ class ReplicaTelemetry:
     totals: list[StageTotals] = field(default_factory=list)
     loading: list[LoadProgress] = field(default_factory=list)
     stopped_serving: float | None = None
+    # Newest first.
+    recoveries: deque[Recovery] = field(default_factory=lambda: deque(maxlen=_NUM_RECOVERIES))
 
     def __post_init__(self) -> None:
         self.start_loading()
@@ -84,15 +103,20 @@ class ReplicaTelemetry:
         self.metrics.epochs.labels(str(self.replica)).inc()
         self.totals = [StageTotals() for _ in range(self.num_stages)]
 
-    def stop_serving(self, now: float) -> None:
+    def stop_serving(self, now: float, epoch: int, cause: StagemeshError) -> None:
         """An epoch that served is over."""
         self.stopped_serving = now
+        recovery = Recovery(
+            epoch=epoch, cause=cause.code, detail=str(cause), ended_unix_seconds=time.time()
+        )
+        self.recoveries.appendleft(recovery)
 
     def start_serving(self, now: float) -> None:
         """Requests are served, for the first time or again."""
         if self.stopped_serving is not None:
-            recovery_seconds = self.metrics.recovery_seconds.labels(str(self.replica))
-            recovery_seconds.observe(now - self.stopped_serving)
+            seconds = now - self.stopped_serving
+            self.recoveries[0].seconds = seconds
+            self.metrics.recovery_seconds.labels(str(self.replica)).observe(seconds)
 
     def record(self, stage: int, timing: StageTiming) -> None:
         """Takes in one step of `stage`, with the send that it tells of."""

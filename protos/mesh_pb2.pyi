@@ -80,7 +80,7 @@ class GetStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStateResponse(_message.Message):
-    __slots__ = ("build", "coordinator_id", "model", "ready", "phase", "num_running", "num_waiting", "replicas", "workers", "failure", "uptime_seconds", "max_model_len")
+    __slots__ = ("build", "coordinator_id", "model", "ready", "phase", "num_running", "num_waiting", "replicas", "workers", "failure", "uptime_seconds", "max_model_len", "mesh_address", "recoveries")
     BUILD_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,8 @@ class GetStateResponse(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    MESH_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RECOVERIES_FIELD_NUMBER: _ClassVar[int]
     build: str
     coordinator_id: str
     model: str
@@ -105,10 +107,28 @@ class GetStateResponse(_message.Message):
     failure: str
     uptime_seconds: float
     max_model_len: int
-    def __init__(self, build: _Optional[str] = ..., coordinator_id: _Optional[str] = ..., model: _Optional[str] = ..., ready: _Optional[bool] = ..., phase: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., failure: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+    mesh_address: str
+    recoveries: _containers.RepeatedCompositeFieldContainer[Recovery]
+    def __init__(self, build: _Optional[str] = ..., coordinator_id: _Optional[str] = ..., model: _Optional[str] = ..., ready: _Optional[bool] = ..., phase: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., failure: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., max_model_len: _Optional[int] = ..., mesh_address: _Optional[str] = ..., recoveries: _Optional[_Iterable[_Union[Recovery, _Mapping]]] = ...) -> None: ...
+
+class Recovery(_message.Message):
+    __slots__ = ("replica", "epoch", "cause", "detail", "ended_unix_seconds", "seconds")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ENDED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    epoch: int
+    cause: str
+    detail: str
+    ended_unix_seconds: float
+    seconds: float
+    def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[int] = ..., cause: _Optional[str] = ..., detail: _Optional[str] = ..., ended_unix_seconds: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
-    __slots__ = ("replica", "epoch", "num_kv_blocks", "num_kv_blocks_used", "block_size", "num_slots_used", "max_sequences", "num_steps_in_flight", "num_steps", "stages")
+    __slots__ = ("replica", "epoch", "num_kv_blocks", "num_kv_blocks_used", "block_size", "num_slots_used", "max_sequences", "num_steps_in_flight", "num_steps", "stages", "num_prompt_tokens", "num_generated_tokens")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +139,8 @@ class ReplicaState(_message.Message):
     NUM_STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     replica: int
     epoch: _stage_pb2.EpochId
     num_kv_blocks: int
@@ -129,7 +151,9 @@ class ReplicaState(_message.Message):
     num_steps_in_flight: int
     num_steps: int
     stages: _containers.RepeatedCompositeFieldContainer[StageState]
-    def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_used: _Optional[int] = ..., block_size: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., max_sequences: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ...) -> None: ...
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_used: _Optional[int] = ..., block_size: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., max_sequences: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ...) -> None: ...
 
 class StageState(_message.Message):
     __slots__ = ("stage", "first_layer", "num_layers", "worker_ids", "compute_seconds", "idle_seconds", "receive_seconds", "queue_seconds", "send_seconds", "send_hidden_seconds", "num_frames_sent", "num_bytes_sent", "num_steps", "weights_bytes", "peak_rss_bytes", "load_done_bytes", "load_total_bytes")

@@ -61,7 +61,10 @@ class StageState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaState:
-    """One pipeline: its epoch, its memory in use and its stages."""
+    """One pipeline: its epoch, its memory in use and its stages.
+
+    Tokens are sums since the coordinator started.
+    """
 
     replica: int
     epoch: int
@@ -73,6 +76,8 @@ class ReplicaState:
     num_steps_in_flight: int
     num_steps: int
     stages: tuple[StageState, ...]
+    num_prompt_tokens: int
+    num_generated_tokens: int
 
     def since(self, earlier: "ReplicaState") -> "ReplicaState":
         """The sums of the time after `earlier`; all of them where a new epoch began meanwhile."""
@@ -84,6 +89,18 @@ class ReplicaState:
             num_steps=self.num_steps - earlier.num_steps,
             stages=tuple(now.since(before) for now, before in stages),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryState:
+    """One end of an epoch that served; `seconds` is 0 until requests are served again."""
+
+    replica: int
+    epoch: int
+    cause: str
+    detail: str
+    ended_unix_seconds: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +119,8 @@ class MeshState:
     max_model_len: int
     replicas: tuple[ReplicaState, ...]
     workers: tuple[WorkerState, ...]
+    mesh_address: str
+    recoveries: tuple[RecoveryState, ...]
 
 
 def state_from_proto(message: mesh_pb2.GetStateResponse) -> MeshState:
@@ -119,6 +138,19 @@ def state_from_proto(message: mesh_pb2.GetStateResponse) -> MeshState:
         max_model_len=message.max_model_len,
         replicas=tuple(_replica_from_proto(replica) for replica in message.replicas),
         workers=tuple(_worker_from_proto(worker) for worker in message.workers),
+        mesh_address=message.mesh_address,
+        recoveries=tuple(_recovery_from_proto(recovery) for recovery in message.recoveries),
+    )
+
+
+def _recovery_from_proto(message: mesh_pb2.Recovery) -> RecoveryState:
+    return RecoveryState(
+        replica=message.replica,
+        epoch=message.epoch,
+        cause=message.cause,
+        detail=message.detail,
+        ended_unix_seconds=message.ended_unix_seconds,
+        seconds=message.seconds,
     )
 
 
@@ -134,6 +166,8 @@ def _replica_from_proto(message: mesh_pb2.ReplicaState) -> ReplicaState:
         num_steps_in_flight=message.num_steps_in_flight,
         num_steps=message.num_steps,
         stages=tuple(_stage_from_proto(stage) for stage in message.stages),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_generated_tokens=message.num_generated_tokens,
     )
 
 

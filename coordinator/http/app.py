@@ -30,6 +30,7 @@ def make_app(coordinator: Coordinator) -> ASGIApp:
         Route("/health", pages.health),
         Route("/ready", pages.ready),
         Route("/version", pages.version),
+        Route("/state", pages.state),
         Route("/metrics", pages.metrics),
         Route("/sd", Discovery(coordinator.membership).targets),
     ]

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from google.protobuf.json_format import MessageToDict
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,6 +11,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.http.chat import take_messages
 from coordinator.http.errors import error_response
 from coordinator.http.fields import Fields, integer, read_fields, refuse
+from coordinator.operations import snapshot
 from coordinator.requests import ChatPrompt, Prompt, TextPrompt
 from coordinator.served_model import ServedModel
 from coordinator.texts import detokenize, token_ids
@@ -80,6 +82,15 @@ class Pages:
     async def version(self, request: Request) -> Response:
         """This build."""
         return JSONResponse({"version": VERSION, "protocol_version": PROTOCOL_VERSION})
+
+    async def state(self, request: Request) -> Response:
+        """The mesh, in protobuf's JSON: 64-bit integers are strings."""
+        state = MessageToDict(
+            snapshot(self._coordinator),
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+        )
+        return JSONResponse(state, headers={"cache-control": "no-store"})
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text, or OpenMetrics for who asks for it."""

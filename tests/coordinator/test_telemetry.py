@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.assignment import LoadReport
 from coordinator.telemetry import ReplicaTelemetry, StepObserver
+from runtime.errors import WorkerDiedError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
 
@@ -40,9 +41,11 @@ def test_telemetry_recovery_lasts_from_the_end_of_serving_to_its_return() -> Non
     telemetry, registry = make_telemetry()
     telemetry.start_serving(1.0)
     assert registry.get_sample_value("stagemesh_recovery_seconds_count", {"replica": "0"}) is None
-    telemetry.stop_serving(10.0)
+    telemetry.stop_serving(10.0, 3, WorkerDiedError(worker="w", detail="gone"))
     telemetry.start_serving(12.5)
     assert registry.get_sample_value("stagemesh_recovery_seconds_sum", {"replica": "0"}) == 2.5
+    (recovery,) = telemetry.recoveries
+    assert (recovery.epoch, recovery.cause, recovery.seconds) == (3, "worker_died", 2.5)
 
 
 def test_step_observer_counts_what_steps_carry_and_each_preemption_once() -> None:

@@ -124,6 +124,24 @@ async def test_request_id_and_traceparent_are_echoed_everywhere(
         assert len(other.headers["x-request-id"]) == 32
 
 
+async def test_state_shows_the_mesh_its_tokens_and_its_last_recovery(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
+        await mesh.until_ready()
+        await collect(mesh.infer(token_request((5, 6, 7), max_tokens=4)))
+        state = (await client.get("/state")).json()
+        [replica] = state["replicas"]
+        assert (state["ready"], state["mesh_address"]) == (True, mesh.mesh)
+        assert (replica["num_prompt_tokens"], replica["num_generated_tokens"]) == ("3", "4")
+        assert [stage["stage"] for stage in replica["stages"]] == [0, 1]
+        assert state["recoveries"] == []
+        await mesh.add_worker("c")
+        await mesh.workers[1].kill()
+        await mesh.until(lambda now: now.ready and len(now.recoveries) == 1)
+        [recovery] = (await client.get("/state")).json()["recoveries"]
+        assert (recovery["cause"], recovery["epoch"]) == ("worker_died", "1")
+        assert recovery["seconds"] > 0
+
+
 async def test_cors_is_off_unless_an_origin_is_allowed(toy_folder: Path) -> None:
     asking = {"origin": "https://a.org", "access-control-request-method": "POST"}
     async with toy_mesh(toy_folder, num_workers=0) as mesh, mesh.http() as client:
