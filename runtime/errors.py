@@ -201,6 +201,20 @@ class TooManyStagesError(BadRequestError):
 
 
 @dataclass(eq=False, kw_only=True)
+class TooManyRanksError(BadRequestError):
+    """Raised when a stage has more tensor-parallel ranks than the model has key/value heads."""
+
+    code = "too_many_ranks"
+    template = (
+        "{tp_size} ranks a stage for {num_kv_heads} key/value heads ({num_heads} query heads): "
+        "each rank needs one; use at most {num_kv_heads} ranks"
+    )
+    tp_size: int
+    num_heads: int
+    num_kv_heads: int
+
+
+@dataclass(eq=False, kw_only=True)
 class PortTakenError(StagemeshError):
     """Raised when an address cannot be listened on."""
 
@@ -514,6 +528,32 @@ class BlockError(BrokenRuleError):
     slot: int
     block: int
     problem: str
+
+
+@dataclass(eq=False, kw_only=True)
+class HeaderMismatchError(BrokenRuleError):
+    """Raised on every rank of a stage when two of them were sent different headers."""
+
+    code = "header_mismatch"
+    template = "the header of rank {rank} is not that of rank 0: expected {expected}, got {actual}"
+    rank: int
+    expected: str
+    actual: str
+
+
+@dataclass(eq=False, kw_only=True)
+class CollectiveTimeoutError(UnavailableError):
+    """Raised when another rank of the stage does not come to a collective in time."""
+
+    code = "collective_timeout"
+    template = (
+        "rank {rank} waited {seconds:g} s for rank {peer} in {what}; ranks of a stage must run on "
+        "one host and share its /dev/shm"
+    )
+    rank: int
+    peer: int
+    what: str
+    seconds: float
 
 
 @dataclass(eq=False, kw_only=True)

@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint import Checkpoint
-from runtime.errors import FrameError, NotEnoughMemoryError, TokenOutOfVocabularyError
+from runtime.errors import (
+    FrameError,
+    NotEnoughMemoryError,
+    StagemeshError,
+    TokenOutOfVocabularyError,
+)
 from runtime.model_config import ModelConfig, load_model_config
 from runtime.step import SampledToken, Step
+from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.kv_cache import BlockShape, KVCache
 from stage_worker.model.decoder import Decoder, LayerRange, tensor_prefixes
 from stage_worker.sampling import Draw, sample
@@ -42,6 +48,8 @@ class StageSpec:
     kv_memory_bytes: int
     num_threads: int
     device: str = "cpu"
+    rank: int = 0
+    tp_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class Stage:
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._planner: StepPlanner | None = None
         self._cache: KVCache | None = None
+        self._group: RankGroup = SOLO
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, spec: StageSpec, progress: BytesProgress) -> "Stage":
@@ -120,8 +129,12 @@ class Stage:
         max_blocks = self._block_shape.num_blocks(self.spec.max_model_len)
         return max_sequences * max_blocks * torch.int64.itemsize
 
-    def open_epoch(self, num_blocks: int, max_sequences: int) -> None:
-        """Starts over with empty slots, tables and cache. Comes before the first `run`."""
+    def open_epoch(self, num_blocks: int, max_sequences: int, group: RankGroup = SOLO) -> None:
+        """Starts over with empty slots, tables and cache. Comes before the first `run`.
+
+        `group` is this rank's end of the stage's ranks for this epoch; whoever opened it closes it.
+        """
+        self._group = group
         spec, shape = self.spec, self._block_shape
         limits = SlotLimits(max_sequences, num_blocks, spec.block_size, spec.max_model_len)
         self._slots = SlotTable(limits)
@@ -143,8 +156,7 @@ class Stage:
         `TokenOutOfVocabularyError` on the first stage and `FrameError` for hidden states that do
         not fit. `NonFiniteLogitsError` comes out of the computation. Any error ends the epoch.
         """
-        self._slots.apply(step)
-        self._check_input(step, hidden_TH)
+        self._admit(step, hidden_TH)
         if not step.chunks:
             return StageOutput(None, ())
         assert self._planner is not None
@@ -174,6 +186,16 @@ class Stage:
             for chunk in plan.sampled_chunks
         ]
         return sample(logits_BV, draws)
+
+    def _admit(self, step: Step, hidden_TH: Tensor | None) -> None:
+        """Takes the step's changes over; all ranks admit it, or none does."""
+        refusal: StagemeshError | None = None
+        try:
+            self._slots.apply(step)
+            self._check_input(step, hidden_TH)
+        except StagemeshError as error:
+            refusal = error
+        self._group.agree(step, refusal)
 
     def _check_input(self, step: Step, hidden_TH: Tensor | None) -> None:
         if self.spec.is_first:

@@ -1,0 +1,67 @@
+"""How a stage's work is cut over its tensor-parallel ranks: pure arithmetic, the same everywhere.
+
+Coordinator and workers compute the intervals here, so that they need not be told to anyone. Every
+share is one contiguous interval; where a count does not divide, the first ranks have one more.
+"""
+
+from dataclasses import dataclass
+
+from runtime.errors import TooManyRanksError
+from runtime.model_config import ModelConfig
+
+
+def share(total: int, rank: int, size: int) -> range:
+    """The interval of `rank` when `total` things are cut over `size` ranks."""
+    least, num_larger = divmod(total, size)
+    begin = rank * least + min(rank, num_larger)
+    return range(begin, begin + least + (rank < num_larger))
+
+
+def share_widths(total: int, size: int) -> tuple[int, ...]:
+    """How many things each rank has, in the order of ranks."""
+    return tuple(len(share(total, rank, size)) for rank in range(size))
+
+
+def check_tp_size(config: ModelConfig, tp_size: int) -> None:
+    """Raises `TooManyRanksError` where a rank would have no key/value head."""
+    if tp_size > config.num_kv_heads:
+        raise TooManyRanksError(
+            tp_size=tp_size, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RankShares:
+    """What one rank of `size` has of every layer: intervals of counts of the whole model.
+
+    Attention is cut between key/value heads, each with the query heads that read it (`heads`).
+    `hidden` is what the rank takes from the stage before and gives to the next one; inside a stage
+    hidden states are whole on every rank. `experts` is empty for a model without any.
+    """
+
+    rank: int
+    size: int
+    heads: range
+    kv_heads: range
+    intermediate: range
+    experts: range
+    vocab: range
+    hidden: range
+
+    @classmethod
+    def of(cls, config: ModelConfig, rank: int = 0, size: int = 1) -> "RankShares":
+        """Raises `TooManyRanksError` where a rank would have no key/value head."""
+        check_tp_size(config, size)
+        kv_heads = share(config.num_kv_heads, rank, size)
+        group = config.num_heads // config.num_kv_heads
+        num_experts = config.experts.num_experts if config.experts is not None else 0
+        return cls(
+            rank,
+            size,
+            heads=range(kv_heads.start * group, kv_heads.stop * group),
+            kv_heads=kv_heads,
+            intermediate=share(config.intermediate_size, rank, size),
+            experts=share(num_experts, rank, size),
+            vocab=share(config.vocab_size, rank, size),
+            hidden=share(config.hidden_size, rank, size),
+        )

@@ -1,0 +1,26 @@
+"""The ranks of a group as threads of one process."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+from stage_worker.collectives.group import RankGroup
+from stage_worker.collectives.opening import GroupSpec, open_group
+
+_numbers = count()
+
+
+def open_groups(size: int, timeout_seconds: float = 20.0) -> list[RankGroup]:
+    """All ranks of a new group; whoever asks for them closes them."""
+    name = f"test-{id(_numbers)}-{next(_numbers)}"
+    return [
+        open_group(GroupSpec(name, rank, size, timeout_seconds=timeout_seconds))
+        for rank in range(size)
+    ]
+
+
+def run_ranks(calls: Sequence[Callable[[], object]]) -> list[object]:
+    """Runs one call per rank at the same time; what each returned or raised, by rank."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        return [future.exception() or future.result() for future in futures]
