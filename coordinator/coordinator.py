@@ -90,7 +90,7 @@ class Coordinator:
         if self.model.done():  # the coordinator stops, and has said so to those who waited
             return
         self.model.set_result(model)
-        telemetry = ReplicaTelemetry(0, self.options.pp, self.metrics)
+        telemetry = ReplicaTelemetry(0, self.options.tp_sizes, self.metrics)
         self.replica = Replica(
             0,
             self.coordinator_id,

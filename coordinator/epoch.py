@@ -1,4 +1,6 @@
-"""Owns one epoch's streams: steps to every rank of stage 0, results from every stage's rank 0.
+"""Owns one epoch's streams: steps to every rank of stage 0, results from every rank.
+
+Rank 0 of a stage answers each step; the others say nothing but why they failed.
 
 What a peer says is checked here before anybody believes it; any breach ends the epoch. It never
 decides what to send.
@@ -8,6 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 
 import grpc
 import grpc.aio
@@ -106,13 +109,14 @@ class EpochStreams:
     async def read_results(
         self, stage: int, call: ResultsCall, record: RecordFn, vocab_size: int | None
     ) -> None:
-        """Never returns: reads one stage's results; the last stage's carry `vocab_size`."""
-        end = _closed(f"stage {stage} closed its results")
+        """Never returns: reads a rank 0's results; the last stage's carry `vocab_size`."""
+        who = _name(stage, 0)
+        end = _closed(f"{who} closed its results")
         expected = 0
         try:
             async for message in call:
                 if message.HasField("failure"):
-                    end = _told(stage, message.failure)
+                    end = _told(who, message.failure)
                     break
                 result = result_from_proto(message)
                 if result.step != expected or expected >= self._num_sent:
@@ -124,8 +128,22 @@ class EpochStreams:
                     self._results.append(result)
                     self._wake.set()
         except grpc.aio.AioRpcError as error:
-            end = _ended(f"stage {stage}", error)
+            end = _ended(who, error)
         await raise_end(end)
+
+
+async def read_failure(stage: int, rank: int, call: ResultsCall) -> None:
+    """Never returns: waits for what another rank than 0 failed of."""
+    who = _name(stage, rank)
+    end = _closed(f"{who} closed its results")
+    try:
+        async for message in call:
+            if message.HasField("failure"):
+                end = _told(who, message.failure)
+                break
+    except grpc.aio.AioRpcError as error:
+        end = _ended(who, error)
+    await raise_end(end)
 
 
 @asynccontextmanager
@@ -143,7 +161,7 @@ async def open_streams(
     are cancelled at the end, which tells the stages that the epoch is over.
     """
     forward = [link.forward() for link in stages[0]]
-    results = [ranks[0].results(plan.epoch) for ranks in stages]
+    results = [[link.results(plan.epoch) for link in ranks] for ranks in stages]
     streams = EpochStreams(plan, forward, send_seconds, wake)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -151,9 +169,15 @@ async def open_streams(
                 *(streams.read_credits(rank) for rank in range(len(forward))),
                 *(
                     streams.read_results(
-                        stage, call, record, vocab_size if stage == len(stages) - 1 else None
+                        stage, calls[0], record, vocab_size if stage == len(stages) - 1 else None
                     )
-                    for stage, call in enumerate(results)
+                    for stage, calls in enumerate(results)
+                ),
+                *(
+                    read_failure(stage, rank, call)
+                    for stage, calls in enumerate(results)
+                    for rank, call in enumerate(calls)
+                    if rank
                 ),
             ]
             running = [tasks.create_task(reader) for reader in readers]
@@ -161,7 +185,7 @@ async def open_streams(
             for task in running:
                 task.cancel()
     finally:
-        for call in (*forward, *results):
+        for call in (*forward, *chain.from_iterable(results)):
             call.cancel()
 
 
@@ -187,8 +211,12 @@ def _ended(who: str, error: grpc.aio.AioRpcError | asyncio.InvalidStateError) ->
     return _closed(f"{who} closed its stream")
 
 
-def _told(stage: int, failure: stage_pb2.StageFailure) -> EpochEndedError:
-    detail = f"stage {stage} at step {failure.step}: {failure.message}"
+def _name(stage: int, rank: int) -> str:
+    return f"stage {stage}, rank {rank}" if rank else f"stage {stage}"
+
+
+def _told(who: str, failure: stage_pb2.StageFailure) -> EpochEndedError:
+    detail = f"{who} at step {failure.step}: {failure.message}"
     return EpochEndedError(cause=failure.code, detail=detail)
 
 

@@ -34,7 +34,7 @@ async def load_parts(
 async def _load_part(
     link: StageLink, assignment: Assignment, telemetry: ReplicaTelemetry
 ) -> LoadReport:
-    progress = telemetry.loading[assignment.stage]
+    progress = telemetry.loading[assignment.stage][assignment.rank]
     # Asked, not remembered: only the worker knows what it holds.
     report = await link.held_report(assignment)
     if report is None:
@@ -81,7 +81,10 @@ def by_stage(links: Sequence[StageLink], assignments: Sequence[Assignment]) -> t
 
 
 async def open_epoch(stages: Sequence[Ranks], plan: EpochPlan) -> None:
-    """Opens the epoch on all ranks, the last stage first: whoever dials the next finds it open."""
+    """Opens the epoch on all ranks, the last stage first: whoever dials the next finds it open.
+
+    The ranks of one stage meet each other while it opens, so all of them are asked at once.
+    """
     for stage in reversed(range(len(stages))):
         following = stages[stage + 1] if stage + 1 < len(stages) else ()
         addresses = tuple(link.member.identity.address for link in following)

@@ -4,7 +4,9 @@ It knows nothing of gRPC (`mesh_service.py`) nor of what the workers are used fo
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from coordinator.assignment import LoadedPart
 from runtime.errors import (
@@ -17,6 +19,8 @@ from runtime.rpc import split_address
 from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,12 @@ class Membership:
         member.gone.set()
         self._changed.set()
 
-    async def wait_for(self, num_workers: int) -> tuple[Member, ...]:
-        """All members, as soon as there are at least `num_workers`."""
-        while len(self._members) < num_workers:
+    async def wait_until(self, find: Callable[[tuple[Member, ...]], _Found | None]) -> _Found:
+        """What `find` makes of all members, asked anew with each change while that is None."""
+        while (found := find(self.members)) is None:
             self._changed.clear()
             await self._changed.wait()
-        return self.members
+        return found
 
     def _refusal(self, identity: WorkerIdentity) -> str:
         addresses = [each for each in (identity.address, identity.metrics_address) if each]

@@ -79,16 +79,22 @@ def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
 
 
 def _stage_states(replica: Replica) -> list[mesh_pb2.StageState]:
-    workers: dict[int, list[str]] = {}
-    for assignment, member in zip(replica.assignments, replica.members, strict=False):
-        workers.setdefault(assignment.stage, []).append(member.identity.worker_id)
-    states = []
-    for assignment in replica.assignments:
+    states: list[mesh_pb2.StageState] = []
+    for place, assignment in enumerate(replica.assignments):
         if assignment.rank == 0:
             state = _stage_sums(replica, assignment.stage)
             state.first_layer, state.num_layers = assignment.first_layer, assignment.num_layers
-            state.worker_ids.extend(workers.get(assignment.stage, ()))
             states.append(state)
+        loading = replica.telemetry.loading[assignment.stage][assignment.rank]
+        rank = mesh_pb2.RankState(
+            rank=assignment.rank,
+            weights_bytes=loading.weights_bytes,
+            peak_rss_bytes=loading.peak_rss_bytes,
+        )
+        if replica.members:
+            rank.worker_id = replica.members[place].identity.worker_id
+            states[-1].worker_ids.append(rank.worker_id)
+        states[-1].ranks.append(rank)
     return states
 
 
@@ -105,10 +111,10 @@ def _stage_sums(replica: Replica, stage: int) -> mesh_pb2.StageState:
         num_frames_sent=totals.num_frames_sent,
         num_bytes_sent=totals.num_bytes_sent,
         num_steps=totals.num_steps,
-        weights_bytes=loading.weights_bytes,
-        peak_rss_bytes=loading.peak_rss_bytes,
-        load_done_bytes=loading.done_bytes,
-        load_total_bytes=loading.total_bytes,
+        weights_bytes=sum(rank.weights_bytes for rank in loading),
+        peak_rss_bytes=max(rank.peak_rss_bytes for rank in loading),
+        load_done_bytes=sum(rank.done_bytes for rank in loading),
+        load_total_bytes=sum(rank.total_bytes for rank in loading),
     )
 
 

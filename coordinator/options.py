@@ -20,6 +20,14 @@ class CoordinatorOptions:
     mesh: str = "127.0.0.1:50051"
     pp: int = 1
     layers: tuple[int, ...] | None = None
+    # Ranks of each stage; one number stands for all stages.
+    tp: tuple[int, ...] = (1,)
+    # How the ranks of a stage exchange what they compute: `auto`, `shm`, `gloo` or `nccl`.
+    backend: str = "auto"
+    # The longest wait of a rank for the others in one exchange.
+    collective_timeout_seconds: float = 30.0
+    # Off: every stage receives, computes and sends one after the other.
+    is_overlapped: bool = True
     dtype: str = AUTO_DTYPE
     block_size: int = 16
     max_model_len: int | None = None
@@ -30,7 +38,7 @@ class CoordinatorOptions:
     # batches smaller, and a decode step costs nearly the same whatever its batch.
     num_steps_in_flight: int | None = None
     # Steps that stage 0 may hold undigested: one computing, one received behind it.
-    window: int = 2
+    overlapped_window: int = 2
     max_waiting: int = 1024
     max_workers: int = 1024
     heartbeat_seconds: float = 1.0
@@ -51,6 +59,21 @@ class CoordinatorOptions:
     # Origins whose web pages may call the HTTP door from a browser; `*` is all.
     cors_origins: tuple[str, ...] = ()
     exit_with_parent: bool = False
+
+    @property
+    def tp_sizes(self) -> tuple[int, ...]:
+        """How many ranks each stage has."""
+        return self.tp * self.pp if len(self.tp) == 1 else self.tp
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of one replica."""
+        return sum(self.tp_sizes)
+
+    @property
+    def window(self) -> int:
+        """Steps that a stage may hold undigested; without overlap, the one that it is at."""
+        return self.overlapped_window if self.is_overlapped else 1
 
     @property
     def steps_in_flight(self) -> int:

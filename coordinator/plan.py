@@ -10,7 +10,12 @@ from pathlib import Path
 from coordinator.assignment import Assignment
 from coordinator.membership import Member
 from coordinator.options import AUTO_DTYPE, CoordinatorOptions
-from runtime.errors import InvalidRequestError, NeverFitsError
+from runtime.errors import (
+    InvalidRequestError,
+    NeverFitsError,
+    RankCountError,
+    TooManyRanksError,
+)
 from runtime.model_config import ModelConfig
 from runtime.model_store import BUNDLED_MODEL
 from scheduler import check_layers, make_plan, split_layers
@@ -41,8 +46,8 @@ def plan_replica(
 ) -> tuple[Assignment, ...]:
     """What the workers of a replica load, by stage and rank.
 
-    Raises `LayerSplitError`, `TooManyStagesError` or `InvalidRequestError` for options that the
-    model does not allow.
+    Raises `LayerSplitError`, `TooManyStagesError`, `RankCountError`, `TooManyRanksError` or
+    `InvalidRequestError` for options that the model does not allow.
     """
     _check_options(options, config)
     head_cost = head_cost_in_layers(config)
@@ -53,8 +58,8 @@ def plan_replica(
             replica=replica,
             stage=stage.stage,
             num_stages=options.pp,
-            rank=0,
-            tp_size=1,
+            rank=rank,
+            tp_size=tp_size,
             first_layer=stage.first_layer,
             num_layers=stage.num_layers,
             model=_path_for_workers(options.model),
@@ -64,7 +69,8 @@ def plan_replica(
             max_model_len=options.max_model_len or config.max_position_embeddings,
             kv_memory_bytes=options.kv_memory_bytes,
         )
-        for stage in make_plan(layers).stages
+        for stage, tp_size in zip(make_plan(layers).stages, options.tp_sizes, strict=True)
+        for rank in range(tp_size)
     )
 
 
@@ -77,18 +83,6 @@ def settle_dtype(
     is_fast = all(config.torch_dtype in member.identity.dtypes for member in members)
     dtype = config.torch_dtype if is_fast else "float32"
     return tuple(replace(assignment, dtype=dtype) for assignment in assignments)
-
-
-def place(assignments: Sequence[Assignment], members: Sequence[Member]) -> tuple[Member, ...]:
-    """Who carries out which assignment, of at least as many members.
-
-    A worker keeps what it has loaded; the others get what is left in the order they joined.
-    """
-    loaded = {member.loaded.assignment: member for member in members if member.loaded is not None}
-    keeping = {a: loaded[a] for a in assignments if a in loaded}
-    kept = {member.identity.worker_id for member in keeping.values()}
-    free = iter([member for member in members if member.identity.worker_id not in kept])
-    return tuple(keeping.get(assignment) or next(free) for assignment in assignments)
 
 
 def served_len(assigned_len: int, is_asked_for: bool, num_kv_blocks: int, block_size: int) -> int:
@@ -109,6 +103,13 @@ def _check_options(options: CoordinatorOptions, config: ModelConfig) -> None:
     if asked is not None and not 2 <= asked <= most:
         problem = f"is {asked}; this model takes 2 to {most} tokens"
         raise InvalidRequestError(field="max_model_len", problem=problem)
+    if len(options.tp_sizes) != options.pp:
+        raise RankCountError(ranks=options.tp, num_stages=options.pp)
+    num_ranks = max(options.tp_sizes)
+    if num_ranks > config.num_kv_heads:
+        raise TooManyRanksError(
+            tp_size=num_ranks, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
+        )
 
 
 def _path_for_workers(model: str) -> str:

@@ -21,7 +21,8 @@ from coordinator.membership import Member, Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.patience import LASTING, Patience
 from coordinator.phases import NEXT_PHASES, Phase
-from coordinator.plan import place, settle_dtype
+from coordinator.places import place, what_is_missing
+from coordinator.plan import settle_dtype
 from coordinator.served_model import ServedModel
 from coordinator.stages import EpochId, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
@@ -88,7 +89,7 @@ class Replica:
         if self.is_serving:
             return text
         if self.phase is Phase.WAITING:
-            text += f": {len(self._membership.members)} of {len(self.assignments)}"
+            text += f": {what_is_missing(self.assignments, self._membership.members)}"
         if self.phase is Phase.LOADING:
             text += self._canary_progress
         return f"{text} (after: {self.last_cause})" if self.last_cause else text
@@ -96,11 +97,11 @@ class Replica:
     async def run(self) -> None:
         """Forms the replica, again after each end; returns only once it is beyond repair."""
         while True:
-            members = await self._membership.wait_for(len(self.assignments))
+            members = await self._membership.wait_until(partial(place, self.assignments))
             # Once for all epochs: another dtype would change the tokens of requests that go on.
             self.assignments = settle_dtype(self.assignments, self._model.config, members)
             self._enter(Phase.LOADING)
-            cause = await end_of(self._run_epoch(place(self.assignments, members)))
+            cause = await end_of(self._run_epoch(members))
             self.last_cause = str(cause)
             if self.is_serving:
                 self.telemetry.stop_serving(self.engine.clock(), self.epoch.counter, cause)
@@ -174,6 +175,9 @@ class Replica:
             max_sequences=limits.max_sequences,
             max_step_tokens=limits.max_step_tokens,
             window=options.window,
+            backend=options.backend,
+            collective_timeout_seconds=options.collective_timeout_seconds,
+            is_sequential=not options.is_overlapped,
         )
         await open_epoch(stages, plan)
         async with open_streams(
@@ -216,7 +220,8 @@ class Replica:
             build=BUILD,
             epoch=self.epoch.counter,
             model=self._model.name,
-            layers=[assignment.num_layers for assignment in self.assignments],
+            layers=[part.num_layers for part in self.assignments if part.rank == 0],
+            tp=[part.tp_size for part in self.assignments if part.rank == 0],
             workers=[member.name for member in self.members],
             max_model_len=limits.max_model_len,
             num_kv_tokens=num_kv_tokens,

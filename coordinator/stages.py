@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from coordinator.assignment import Assignment, LoadReport
+from coordinator.assignment_codec import BACKENDS, assignment_to_proto
 from coordinator.canary import CanaryReference
 from coordinator.membership import Member
 from protos import stage_pb2, stage_pb2_grpc
@@ -36,11 +37,6 @@ _TRANSIENT = (
 )
 # Statuses of a worker that failed at what it, or another, may do on another try.
 _FAILURES = ("INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED")
-_DTYPES = {
-    "float32": stage_pb2.DTYPE_FLOAT32,
-    "bfloat16": stage_pb2.DTYPE_BFLOAT16,
-    "float16": stage_pb2.DTYPE_FLOAT16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +61,9 @@ class EpochPlan:
     max_sequences: int
     max_step_tokens: int
     window: int
+    backend: str
+    collective_timeout_seconds: float
+    is_sequential: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class StageLink:
 
     async def load(self, assignment: Assignment, progress: ProgressFn) -> LoadReport:
         """Makes the worker load its part; `progress` gets bytes done and in all."""
-        request = stage_pb2.LoadRequest(assignment=_assignment_to_proto(assignment))
+        request = stage_pb2.LoadRequest(assignment=assignment_to_proto(assignment))
         reports: list[stage_pb2.LoadReport] = []
 
         def take(message: stage_pb2.LoadProgress) -> None:
@@ -133,7 +132,7 @@ class StageLink:
             stage_pb2.WORKER_STATE_LOADED,
             stage_pb2.WORKER_STATE_SERVING,
         )
-        if not is_loaded or status.assignment != _assignment_to_proto(assignment):
+        if not is_loaded or status.assignment != assignment_to_proto(assignment):
             return None
         return LoadReport(
             num_kv_blocks=status.num_kv_blocks,
@@ -187,6 +186,9 @@ class StageLink:
                 for rank, address in enumerate(place.next_addresses)
             ],
             num_senders=place.num_senders,
+            backend=BACKENDS[plan.backend],
+            collective_timeout_seconds=plan.collective_timeout_seconds,
+            is_sequential=plan.is_sequential,
         )
         try:
             await self._stub.OpenEpoch(request, timeout=self._call_seconds)
@@ -229,21 +231,3 @@ class StageLink:
         if error.code().name in _FAILURES:
             return WorkerFailedError(worker=self.member.name, reason=message)
         return WorkerRefusedError(worker=self.member.name, reason=message)
-
-
-def _assignment_to_proto(assignment: Assignment) -> stage_pb2.Assignment:
-    return stage_pb2.Assignment(
-        replica=assignment.replica,
-        stage=assignment.stage,
-        num_stages=assignment.num_stages,
-        rank=assignment.rank,
-        tp_size=assignment.tp_size,
-        first_layer=assignment.first_layer,
-        num_layers=assignment.num_layers,
-        model=assignment.model,
-        weights_fingerprint=assignment.weights_fingerprint,
-        dtype=_DTYPES[assignment.dtype],
-        block_size=assignment.block_size,
-        max_model_len=assignment.max_model_len,
-        kv_memory_bytes=assignment.kv_memory_bytes,
-    )

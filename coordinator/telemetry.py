@@ -1,6 +1,6 @@
 """Owns what the stages report about their steps: sums for people, counters for Prometheus.
 
-It measures nothing itself; every figure comes from a rank 0 with its step's result.
+It measures nothing itself; the times of a stage come from its rank 0 with each step's result.
 """
 
 import time
@@ -49,7 +49,7 @@ class StageTotals:
 
 @dataclass(slots=True)
 class LoadProgress:
-    """How far a stage's loading is, and what it holds when it is done."""
+    """How far a rank's loading is, and what it holds when it is done."""
 
     done_bytes: int = 0
     total_bytes: int = 0
@@ -79,29 +79,29 @@ class Recovery:
 
 @dataclass(slots=True)
 class ReplicaTelemetry:
-    """The figures of one replica: loading and sums of the epoch by stage, and the last ends."""
+    """The figures of one replica: loading by rank, sums of the epoch by stage, the last ends."""
 
     replica: int
-    num_stages: int
+    tp_sizes: tuple[int, ...]
     metrics: CoordinatorMetrics
     totals: list[StageTotals] = field(default_factory=list)
-    loading: list[LoadProgress] = field(default_factory=list)
+    loading: list[list[LoadProgress]] = field(default_factory=list)
     stopped_serving: float | None = None
     # Newest first.
     recoveries: deque[Recovery] = field(default_factory=lambda: deque(maxlen=_NUM_RECOVERIES))
 
     def __post_init__(self) -> None:
         self.start_loading()
-        self.totals = [StageTotals() for _ in range(self.num_stages)]
+        self.totals = [StageTotals() for _ in self.tp_sizes]
 
     def start_loading(self) -> None:
-        """Forgets how far the stages were."""
-        self.loading = [LoadProgress() for _ in range(self.num_stages)]
+        """Forgets how far the ranks were."""
+        self.loading = [[LoadProgress() for _ in range(tp_size)] for tp_size in self.tp_sizes]
 
     def start_epoch(self) -> None:
         """Sums start from zero."""
         self.metrics.epochs.labels(str(self.replica)).inc()
-        self.totals = [StageTotals() for _ in range(self.num_stages)]
+        self.totals = [StageTotals() for _ in self.tp_sizes]
 
     def stop_serving(self, now: float, epoch: int, cause: StagemeshError) -> None:
         """An epoch that served is over."""
@@ -124,7 +124,7 @@ class ReplicaTelemetry:
         totals.add(timing)
         metrics = self.metrics
         labels = (str(self.replica), str(stage))
-        if stage == self.num_stages - 1:
+        if stage == len(self.tp_sizes) - 1:
             metrics.steps.labels(str(self.replica)).inc()
         metrics.stage_compute_seconds.labels(*labels).inc(timing.compute_seconds)
         metrics.stage_idle_seconds.labels(*labels).inc(timing.idle_seconds)

@@ -156,7 +156,7 @@ class ReplicaState(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_used: _Optional[int] = ..., block_size: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., max_sequences: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ...) -> None: ...
 
 class StageState(_message.Message):
-    __slots__ = ("stage", "first_layer", "num_layers", "worker_ids", "compute_seconds", "idle_seconds", "receive_seconds", "queue_seconds", "send_seconds", "send_hidden_seconds", "num_frames_sent", "num_bytes_sent", "num_steps", "weights_bytes", "peak_rss_bytes", "load_done_bytes", "load_total_bytes")
+    __slots__ = ("stage", "first_layer", "num_layers", "worker_ids", "compute_seconds", "idle_seconds", "receive_seconds", "queue_seconds", "send_seconds", "send_hidden_seconds", "num_frames_sent", "num_bytes_sent", "num_steps", "weights_bytes", "peak_rss_bytes", "load_done_bytes", "load_total_bytes", "ranks")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +174,7 @@ class StageState(_message.Message):
     PEAK_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     first_layer: int
     num_layers: int
@@ -191,7 +192,20 @@ class StageState(_message.Message):
     peak_rss_bytes: int
     load_done_bytes: int
     load_total_bytes: int
-    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., compute_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., send_hidden_seconds: _Optional[float] = ..., num_frames_sent: _Optional[int] = ..., num_bytes_sent: _Optional[int] = ..., num_steps: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., load_done_bytes: _Optional[int] = ..., load_total_bytes: _Optional[int] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[RankState]
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., compute_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., send_hidden_seconds: _Optional[float] = ..., num_frames_sent: _Optional[int] = ..., num_bytes_sent: _Optional[int] = ..., num_steps: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., load_done_bytes: _Optional[int] = ..., load_total_bytes: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ...) -> None: ...
+
+class RankState(_message.Message):
+    __slots__ = ("rank", "worker_id", "weights_bytes", "peak_rss_bytes")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    worker_id: str
+    weights_bytes: int
+    peak_rss_bytes: int
+    def __init__(self, rank: _Optional[int] = ..., worker_id: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("hello", "state")

@@ -14,6 +14,14 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_BFLOAT16: _ClassVar[DType]
     DTYPE_FLOAT16: _ClassVar[DType]
 
+class CollectiveBackend(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COLLECTIVE_BACKEND_UNSPECIFIED: _ClassVar[CollectiveBackend]
+    COLLECTIVE_BACKEND_AUTO: _ClassVar[CollectiveBackend]
+    COLLECTIVE_BACKEND_SHM: _ClassVar[CollectiveBackend]
+    COLLECTIVE_BACKEND_GLOO: _ClassVar[CollectiveBackend]
+    COLLECTIVE_BACKEND_NCCL: _ClassVar[CollectiveBackend]
+
 class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
@@ -25,6 +33,11 @@ DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_BFLOAT16: DType
 DTYPE_FLOAT16: DType
+COLLECTIVE_BACKEND_UNSPECIFIED: CollectiveBackend
+COLLECTIVE_BACKEND_AUTO: CollectiveBackend
+COLLECTIVE_BACKEND_SHM: CollectiveBackend
+COLLECTIVE_BACKEND_GLOO: CollectiveBackend
+COLLECTIVE_BACKEND_NCCL: CollectiveBackend
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_EMPTY: WorkerState
 WORKER_STATE_LOADING: WorkerState
@@ -134,7 +147,7 @@ class Peer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class OpenEpochRequest(_message.Message):
-    __slots__ = ("epoch", "replica", "stage", "rank", "num_kv_blocks", "max_sequences", "max_step_tokens", "window", "next", "num_senders")
+    __slots__ = ("epoch", "replica", "stage", "rank", "num_kv_blocks", "max_sequences", "max_step_tokens", "window", "next", "num_senders", "backend", "collective_timeout_seconds", "is_sequential")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +158,9 @@ class OpenEpochRequest(_message.Message):
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_SENDERS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IS_SEQUENTIAL_FIELD_NUMBER: _ClassVar[int]
     epoch: EpochId
     replica: int
     stage: int
@@ -155,7 +171,10 @@ class OpenEpochRequest(_message.Message):
     window: int
     next: _containers.RepeatedCompositeFieldContainer[Peer]
     num_senders: int
-    def __init__(self, epoch: _Optional[_Union[EpochId, _Mapping]] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., rank: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., window: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., num_senders: _Optional[int] = ...) -> None: ...
+    backend: CollectiveBackend
+    collective_timeout_seconds: float
+    is_sequential: bool
+    def __init__(self, epoch: _Optional[_Union[EpochId, _Mapping]] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., rank: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., window: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., num_senders: _Optional[int] = ..., backend: _Optional[_Union[CollectiveBackend, str]] = ..., collective_timeout_seconds: _Optional[float] = ..., is_sequential: _Optional[bool] = ...) -> None: ...
 
 class OpenEpochResponse(_message.Message):
     __slots__ = ()

@@ -89,7 +89,8 @@ class StageServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OpenEpoch(self, request, context):
-        """Starts an epoch: empties slots and KV cache, keeps the weights, dials the next stage.
+        """Starts an epoch: empties slots and KV cache, keeps the weights, meets the other ranks of the
+        stage (so all of them are asked at the same time), dials the next stage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +104,8 @@ class StageServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Results(self, request, context):
-        """Sampled tokens (last stage) and timings (every stage), one message per step; ends with the epoch.
+        """From rank 0 one message per step: timings, on the last stage sampled tokens too. From every rank
+        why it failed. Ends with the epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -19,11 +19,15 @@ class StageStub:
     RecordCanary: _aio.UnaryStreamMultiCallable[_stage_pb2.RecordCanaryRequest, _stage_pb2.RecordCanaryProgress]
     """Computes the model's canary log-probabilities in one stage, one layer in memory at a time."""
     OpenEpoch: _aio.UnaryUnaryMultiCallable[_stage_pb2.OpenEpochRequest, _stage_pb2.OpenEpochResponse]
-    """Starts an epoch: empties slots and KV cache, keeps the weights, dials the next stage."""
+    """Starts an epoch: empties slots and KV cache, keeps the weights, meets the other ranks of the
+    stage (so all of them are asked at the same time), dials the next stage.
+    """
     Forward: _aio.StreamStreamMultiCallable[_stage_pb2.Frame, _stage_pb2.Credit]
     """One stream per sender and epoch: frames one way, one credit per consumed step the other."""
     Results: _aio.UnaryStreamMultiCallable[_stage_pb2.ResultsRequest, _stage_pb2.StepResult]
-    """Sampled tokens (last stage) and timings (every stage), one message per step; ends with the epoch."""
+    """From rank 0 one message per step: timings, on the last stage sampled tokens too. From every rank
+    why it failed. Ends with the epoch.
+    """
     Status: _aio.UnaryUnaryMultiCallable[_stage_pb2.StatusRequest, _stage_pb2.StatusResponse]
     Unload: _aio.UnaryUnaryMultiCallable[_stage_pb2.UnloadRequest, _stage_pb2.UnloadResponse]
     """Ends the epoch and drops the weights."""
@@ -51,7 +55,9 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.OpenEpochRequest,
         context: _aio.ServicerContext[_stage_pb2.OpenEpochRequest, _abc.Awaitable[_stage_pb2.OpenEpochResponse]],
     ) -> _abc.Awaitable[_stage_pb2.OpenEpochResponse]:
-        """Starts an epoch: empties slots and KV cache, keeps the weights, dials the next stage."""
+        """Starts an epoch: empties slots and KV cache, keeps the weights, meets the other ranks of the
+        stage (so all of them are asked at the same time), dials the next stage.
+        """
 
     @_abc_1.abstractmethod
     def Forward(
@@ -67,7 +73,9 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.ResultsRequest,
         context: _aio.ServicerContext[_stage_pb2.ResultsRequest, _abc.AsyncIterator[_stage_pb2.StepResult]],
     ) -> _abc.AsyncIterator[_stage_pb2.StepResult]:
-        """Sampled tokens (last stage) and timings (every stage), one message per step; ends with the epoch."""
+        """From rank 0 one message per step: timings, on the last stage sampled tokens too. From every rank
+        why it failed. Ends with the epoch.
+        """
 
     @_abc_1.abstractmethod
     def Status(

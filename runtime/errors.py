@@ -191,6 +191,22 @@ class LayerSplitError(BadRequestError):
 
 
 @dataclass(eq=False, kw_only=True)
+class RankCountError(BadRequestError):
+    """Raised when ranks are named for other than all stages."""
+
+    code = "rank_count"
+    template = "tp {ranks} names {num_named} stages of {num_stages}; give one number, or one each"
+    ranks: tuple[int, ...]
+    num_stages: int
+
+    def __str__(self) -> str:
+        counts = ",".join(str(count) for count in self.ranks)
+        return self.template.format(
+            ranks=counts, num_named=len(self.ranks), num_stages=self.num_stages
+        )
+
+
+@dataclass(eq=False, kw_only=True)
 class TooManyStagesError(BadRequestError):
     """Raised when there are more stages than layers."""
 

@@ -40,16 +40,18 @@ def _plan_rows(state: MeshState) -> Iterator[Sequence[str]]:
     workers = {worker.worker_id: worker for worker in state.workers}
     for replica in state.replicas:
         for stage in replica.stages:
-            for worker_id in stage.worker_ids:
-                worker = workers.get(worker_id)
+            for rank in stage.ranks:
+                if not rank.worker_id:
+                    continue
+                worker = workers.get(rank.worker_id)
                 yield (
                     str(replica.replica),
-                    str(stage.stage),
+                    f"{stage.stage} rank {rank.rank}" if len(stage.ranks) > 1 else str(stage.stage),
                     layer_range(stage),
-                    worker.address if worker else f"{worker_id} (gone)",
+                    worker.address if worker else f"{rank.worker_id} (gone)",
                     worker.device if worker else "",
                     str(worker.pid) if worker else "",
-                    format_size(stage.weights_bytes),
+                    format_size(rank.weights_bytes),
                 )
 
 

@@ -22,8 +22,21 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """One tensor-parallel member of a stage; `worker_id` is empty while nobody has the place."""
+
+    rank: int
+    worker_id: str
+    weights_bytes: int
+    peak_rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageState:
-    """One stage; seconds, frames and bytes are sums over the epoch, the hop is the leaving one."""
+    """One stage; seconds, frames and bytes are rank 0's over the epoch, the hop is the leaving one.
+
+    Weights and loading are those of all ranks together, `peak_rss_bytes` is the largest rank's.
+    """
 
     stage: int
     first_layer: int
@@ -42,6 +55,7 @@ class StageState:
     peak_rss_bytes: int
     load_done_bytes: int
     load_total_bytes: int
+    ranks: tuple[RankState, ...]
 
     def since(self, earlier: "StageState") -> "StageState":
         """The sums of the time after `earlier`, which must be of the same epoch."""
@@ -190,6 +204,15 @@ def _stage_from_proto(message: mesh_pb2.StageState) -> StageState:
         peak_rss_bytes=message.peak_rss_bytes,
         load_done_bytes=message.load_done_bytes,
         load_total_bytes=message.load_total_bytes,
+        ranks=tuple(
+            RankState(
+                rank=rank.rank,
+                worker_id=rank.worker_id,
+                weights_bytes=rank.weights_bytes,
+                peak_rss_bytes=rank.peak_rss_bytes,
+            )
+            for rank in message.ranks
+        ),
     )
 
 

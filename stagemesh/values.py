@@ -37,13 +37,22 @@ def format_seconds(seconds: float) -> str:
 
 def parse_layers(text: str) -> tuple[int, ...]:
     """Layers of each stage from `3,20,7`; ValueError unless all are whole numbers from 1 up."""
+    return _parse_counts(text, "layer", "3,20,7")
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Ranks of all stages from `2`, of each from `2,1,3`; ValueError like `parse_layers`."""
+    return _parse_counts(text, "rank", "2 or 2,1,3")
+
+
+def _parse_counts(text: str, what: str, example: str) -> tuple[int, ...]:
     counts = text.split(",")
     if not all(count.strip().isascii() and count.strip().isdecimal() for count in counts):
-        raise ValueError(f"{text!r} is not a list of layer counts; write for example 3,20,7")
-    layers = tuple(int(count) for count in counts)
-    if 0 in layers:
-        raise ValueError(f"{text!r} has a stage without layers; each stage needs at least 1")
-    return layers
+        raise ValueError(f"{text!r} is not a list of {what} counts; write for example {example}")
+    numbers = tuple(int(count) for count in counts)
+    if 0 in numbers:
+        raise ValueError(f"{text!r} has a stage without {what}s; each stage needs at least 1")
+    return numbers
 
 
 def parse_origins(text: str) -> tuple[str, ...]:

@@ -36,6 +36,10 @@ def coordinator_options(
         mesh=addresses.mesh,
         pp=plan.num_stages,
         layers=plan.layers,
+        tp=plan.tp,
+        backend=plan.backend,
+        collective_timeout_seconds=plan.collective_timeout,
+        is_overlapped=plan.overlap == "on",
         dtype=plan.dtype,
         block_size=batching.block_size,
         max_model_len=plan.max_model_len,
@@ -74,14 +78,14 @@ def make_launch_plan(
     Raises `NotEnoughMemoryError` if this machine cannot hold the KV caches that were asked for, and
     `PortTakenError` if a door's address is in use.
     """
-    _check_memory(batching.kv_memory * plan.num_stages, plan.num_stages)
+    _check_memory(batching.kv_memory * plan.num_workers, plan.num_workers)
     addresses = replace(
         addresses,
         grpc=reserve(addresses.grpc, "--grpc"),
         http=reserve(addresses.http, "--http"),
         mesh=reserve(addresses.mesh, "--mesh"),
     )
-    threads = device.threads or max(1, (os.cpu_count() or 1) // plan.num_stages)
+    threads = device.threads or max(1, (os.cpu_count() or 1) // plan.num_workers)
     device = replace(device, threads=threads)
     return LaunchPlan(
         coordinator=("coordinator", model, *as_arguments(plan, batching, addresses, logs)),
@@ -89,7 +93,7 @@ def make_launch_plan(
             *("worker", "--coordinator", dialable(addresses.mesh)),
             *as_arguments(device, logs),
         ),
-        num_workers=plan.num_stages,
+        num_workers=plan.num_workers,
         target=dialable(addresses.grpc),
         http=dialable(addresses.http),
         first_worker_address=FIRST_WORKER_ADDRESS,

@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 
 from runtime.errors import InvalidRequestError
 from runtime.rpc import split_address
-from stagemesh.values import parse_layers, parse_origins, parse_size
+from stagemesh.values import parse_layers, parse_origins, parse_ranks, parse_size
 
 _PLAN = Group("Plan", sort_key=1)
 _BATCHING = Group("Batching", sort_key=2)
@@ -55,6 +55,8 @@ BlockSize = Annotated[int, between(1, 1024)]
 NotNegative = Annotated[int, between(0, 2**32 - 1)]
 Size = Annotated[int, _one_token(parse_size, "SIZE")]
 Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
+Ranks = Annotated[tuple[int, ...], _one_token(parse_ranks, "N[,N,...]")]
+Seconds = Annotated[float, between(0.1, 86_400)]
 Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]
 Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
 Flag = Parameter(negative=())
@@ -63,10 +65,16 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def _check_stages(type_: Any, plan: "PlanOptions | None") -> None:
-    if plan and plan.pp and plan.layers and plan.pp != len(plan.layers):
+    if plan is None:
+        return
+    if plan.pp and plan.layers and plan.pp != len(plan.layers):
         raise ValueError(
             f"--pp {plan.pp} does not match --layers, which names {len(plan.layers)} stages; "
             "leave one of them out"
+        )
+    if len(plan.tp) not in (1, plan.num_stages):
+        raise ValueError(
+            f"--tp names {len(plan.tp)} stages of {plan.num_stages}; give one number, or one each"
         )
 
 
@@ -76,7 +84,19 @@ class PlanOptions:
     """How the model is cut, and what every stage is told."""
 
     pp: Positive | None = None
-    """Pipeline stages, one worker each. [default: one, or as many as --layers names]"""
+    """Pipeline stages. [default: one, or as many as --layers or --tp names]"""
+
+    tp: Ranks = (1,)
+    """Tensor-parallel ranks of every stage, one worker each, or of each stage as 2,1,3."""
+
+    backend: Literal["auto", "shm", "gloo", "nccl"] = "auto"
+    """How the ranks of a stage exchange data; auto: nccl on CUDA, or shared memory."""
+
+    collective_timeout: Seconds = 30.0
+    """Seconds that a rank waits for the others of its stage."""
+
+    overlap: Literal["on", "off"] = "on"
+    """Receive, compute and send at the same time; off: one after the other, to compare."""
 
     layers: Layers | None = None
     """Layers of each stage, as 3,20,7. [default: balanced by cost]"""
@@ -90,7 +110,12 @@ class PlanOptions:
     @property
     def num_stages(self) -> int:
         """Stages asked for."""
-        return self.pp or len(self.layers or ()) or 1
+        return self.pp or len(self.layers or ()) or len(self.tp)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that it takes."""
+        return sum(self.tp) if len(self.tp) > 1 else self.tp[0] * self.num_stages
 
 
 @Parameter(name="*", group=_BATCHING)

@@ -1,7 +1,8 @@
 """A Stage service without a model: a real gRPC server whose answers follow `toy_model`.
 
-It forwards headers from stage to stage, keeps slots and blocks as a real stage would, and can be
-told to hold, to fail, to lie or to refuse. `fake_worker.py` makes it a member of a mesh.
+It forwards headers along its lane, answers as its rank must, keeps slots and blocks as a real stage
+would, and can be told to hold, to fail, to lie or to refuse. `fake_worker.py` makes it a member of
+a mesh.
 """
 
 import asyncio
@@ -78,7 +79,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
         self.num_canaries = 0
         self.assignment = stage_pb2.Assignment()
         self.epoch = stage_pb2.EpochId()
-        self._opening = stage_pb2.OpenEpochRequest()
+        self.opening = stage_pb2.OpenEpochRequest()
         self._results: asyncio.Queue[stage_pb2.StepResult] = asyncio.Queue(1024)
 
     async def Load(  # type: ignore[override]  # noqa: N802
@@ -111,7 +112,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
         self, request: stage_pb2.OpenEpochRequest, context: Any
     ) -> stage_pb2.OpenEpochResponse:
         self.slots = Slots()
-        self.epoch, self._opening = request.epoch, request
+        self.epoch, self.opening = request.epoch, request
         self._results = asyncio.Queue(1024)
         return stage_pb2.OpenEpochResponse()
 
@@ -120,7 +121,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
     ) -> None:
         """Steps in strict order; whatever ends the stream ends the epoch."""
         results = self._results
-        async with _next_stage(self._opening) as following:
+        async with _next_stage(self.opening) as following:
             expected = 0
             while isinstance(frame := await context.read(), stage_pb2.Frame):
                 assert frame.step == expected, f"step {frame.step} instead of {expected}"
@@ -129,7 +130,9 @@ class FakeStage(stage_pb2_grpc.StageServicer):
                     await context.write(stage_pb2.Credit(step=frame.step))
                 step = header_to_step(frame.header)
                 self._fail_if_told(step, results)
-                results.put_nowait(self._run(step))
+                result = self._run(step)
+                if self.opening.rank == 0:
+                    results.put_nowait(result)
                 if following is not None:
                     await following.write(frame)
                 expected += 1
@@ -176,7 +179,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
 
     def _run(self, step: Step) -> stage_pb2.StepResult:
         sampling = self.slots.apply(step)
-        is_last = self._opening.stage == self.assignment.num_stages - 1
+        is_last = self.opening.stage == self.assignment.num_stages - 1
         sampled = tuple(self._sample(slot) for slot in sampling) if is_last else ()
         timing = StageTiming(0.1, 0.2, 0.3, 0.4)
         result = result_to_proto(StepResult(step.number, sampled, timing))
@@ -194,11 +197,11 @@ class FakeStage(stage_pb2_grpc.StageServicer):
 
 @asynccontextmanager
 async def _next_stage(opening: stage_pb2.OpenEpochRequest) -> AsyncIterator[Any]:
-    """A stream to rank 0 of the next stage, whose credits are read and forgotten."""
+    """A stream to the same rank of the next stage, whose credits are read and forgotten."""
     if not opening.next:
         yield None
         return
-    async with rpc.dial(opening.next[0].address) as channel:
+    async with rpc.dial(opening.next[opening.rank].address) as channel:
         call = stage_pb2_grpc.StageStub(channel).Forward()
         reader = asyncio.create_task(_drain(call))
         try:

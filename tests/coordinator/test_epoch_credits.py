@@ -19,6 +19,9 @@ PLAN = EpochPlan(
     max_sequences=2,
     max_step_tokens=32,
     window=2,
+    backend="auto",
+    collective_timeout_seconds=30.0,
+    is_sequential=False,
 )
 
 

@@ -5,22 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.assignment import LoadedPart, LoadReport
 from coordinator.membership import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import (
     head_cost_in_layers,
-    place,
     plan_replica,
     served_len,
     settle_dtype,
 )
-from runtime.errors import InvalidRequestError, LayerSplitError, NeverFitsError, TooManyStagesError
+from runtime.errors import (
+    InvalidRequestError,
+    LayerSplitError,
+    NeverFitsError,
+    RankCountError,
+    TooManyRanksError,
+    TooManyStagesError,
+)
 from runtime.layer_config import ExpertsConfig
 from runtime.model_config import ModelConfig, load_model_config
 
 OPTIONS = CoordinatorOptions(model="smollm2", pp=2)
-REPORT = LoadReport(8, 100, 100, 0.1, "f00")
 
 
 @pytest.fixture
@@ -60,6 +64,27 @@ def test_plan_named_layers_are_taken(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tp", "expected"),
+    [
+        ((2,), [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]),
+        ((1, 2), [(0, 0, 1), (1, 0, 2), (1, 1, 2)]),
+    ],
+)
+def test_plan_has_a_part_for_each_rank_of_each_stage(
+    config: ModelConfig, tp: tuple[int, ...], expected: list[tuple[int, int, int]]
+) -> None:
+    options = replace(OPTIONS, tp=tp)
+    plan = plan_replica(options, config, "f00", 0)
+    assert [(part.stage, part.rank, part.tp_size) for part in plan] == expected
+    assert options.num_workers == len(plan)
+
+
+def test_plan_of_more_ranks_than_groups_of_heads_names_the_numbers(config: ModelConfig) -> None:
+    with pytest.raises(TooManyRanksError, match="4 ranks a stage for 2 key/value heads"):
+        plan_replica(replace(OPTIONS, tp=(4,)), config, "f00", 0)
+
+
+@pytest.mark.parametrize(
     ("options", "error"),
     [
         (replace(OPTIONS, layers=(2, 3)), LayerSplitError),
@@ -67,6 +92,9 @@ def test_plan_named_layers_are_taken(config: ModelConfig) -> None:
         (replace(OPTIONS, pp=5), TooManyStagesError),
         (replace(OPTIONS, max_model_len=513), InvalidRequestError),
         (replace(OPTIONS, max_model_len=1), InvalidRequestError),
+        (replace(OPTIONS, tp=(3,)), TooManyRanksError),
+        (replace(OPTIONS, tp=(1, 3)), TooManyRanksError),
+        (replace(OPTIONS, tp=(2, 1, 2)), RankCountError),
     ],
 )
 def test_plan_impossible_options_are_refused(
@@ -104,26 +132,6 @@ def test_settle_dtype_takes_what_all_workers_compute_fast(
     plan = plan_replica(replace(OPTIONS, dtype=asked), config, "f00", 0)
     members = [Member(replace(member("a").identity, dtypes=fast)) for fast in dtypes]
     assert [part.dtype for part in settle_dtype(plan, config, members)] == [expected] * 2
-
-
-def test_place_new_workers_go_in_the_order_they_joined(config: ModelConfig) -> None:
-    plan = plan_replica(OPTIONS, config, "f00", 0)
-    first, second, spare = member("a"), member("b"), member("c")
-    assert place(plan, (first, second, spare)) == (first, second)
-
-
-def test_place_worker_keeps_what_it_holds(config: ModelConfig) -> None:
-    plan = plan_replica(OPTIONS, config, "f00", 0)
-    holder, newcomer = member("a"), member("b")
-    holder.loaded = LoadedPart(plan[1], REPORT)
-    assert place(plan, (holder, newcomer)) == (newcomer, holder)
-
-
-def test_place_what_is_held_for_another_plan_counts_for_nothing(config: ModelConfig) -> None:
-    plan = plan_replica(OPTIONS, config, "f00", 0)
-    holder, newcomer = member("a"), member("b")
-    holder.loaded = LoadedPart(replace(plan[1], weights_fingerprint="f01"), REPORT)
-    assert place(plan, (holder, newcomer)) == (holder, newcomer)
 
 
 def test_served_len_is_what_model_and_cache_hold() -> None:

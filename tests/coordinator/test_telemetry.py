@@ -11,7 +11,7 @@ from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
 
 def make_telemetry() -> tuple[ReplicaTelemetry, CollectorRegistry]:
     registry = CollectorRegistry()
-    return ReplicaTelemetry(0, 2, CoordinatorMetrics(registry)), registry
+    return ReplicaTelemetry(0, (1, 1), CoordinatorMetrics(registry)), registry
 
 
 def test_telemetry_records_are_summed_per_stage() -> None:
@@ -30,10 +30,10 @@ def test_telemetry_records_are_summed_per_stage() -> None:
 def test_telemetry_new_epoch_starts_from_zero_and_keeps_the_loading() -> None:
     telemetry, registry = make_telemetry()
     telemetry.record(1, StageTiming(compute_seconds=1.0))
-    telemetry.loading[1].finish(LoadReport(8, 100, 200, 0.1, "f00"))
+    telemetry.loading[1][0].finish(LoadReport(8, 100, 200, 0.1, "f00"))
     telemetry.start_epoch()
     assert telemetry.totals[1].num_steps == 0
-    assert telemetry.loading[1].weights_bytes == 100
+    assert telemetry.loading[1][0].weights_bytes == 100
     assert registry.get_sample_value("stagemesh_epochs_total", {"replica": "0"}) == 1
 
 

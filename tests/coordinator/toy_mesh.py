@@ -100,7 +100,7 @@ async def toy_mesh(
     behaviour: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[ToyMesh]:
-    """A coordinator for the toy model in `folder`; as many fake workers as stages by default."""
+    """A coordinator for the toy model in `folder`; as many fake workers as it needs by default."""
     settings: dict[str, Any] = {"pp": 2, "backoff_seconds": 0.01, "grace_seconds": 5.0, **options}
     config = CoordinatorOptions(
         model=str(folder),
@@ -115,7 +115,7 @@ async def toy_mesh(
     async with AsyncExitStack() as stack:
         addresses = await started
         channel = await stack.enter_async_context(rpc.dial(addresses.grpc))
-        count = config.pp if num_workers is None else num_workers
+        count = config.num_workers if num_workers is None else num_workers
         toy = ToyMesh(addresses, stop, channel, serving, [], stack)
         try:
             for number in range(count):

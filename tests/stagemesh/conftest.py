@@ -63,10 +63,16 @@ def _first_stage() -> mesh_pb2.StageState:
         num_steps=11,
         weights_bytes=2**30,
         peak_rss_bytes=2**31,
+        ranks=[mesh_pb2.RankState(worker_id="w0", weights_bytes=2**30, peak_rss_bytes=2**31)],
     )
 
 
 def _last_stage() -> mesh_pb2.StageState:
     return mesh_pb2.StageState(
-        stage=1, first_layer=20, num_layers=10, worker_ids=["w1"], num_steps=11
+        stage=1,
+        first_layer=20,
+        num_layers=10,
+        worker_ids=["w1"],
+        num_steps=11,
+        ranks=[mesh_pb2.RankState(worker_id="w1")],
     )

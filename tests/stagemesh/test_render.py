@@ -52,6 +52,17 @@ def test_plan_table_names_layers_and_workers(state: MeshState) -> None:
     ]
 
 
+def test_plan_table_of_a_stage_with_ranks_has_a_row_for_each(state: MeshState) -> None:
+    (replica,) = state.replicas
+    first, last = replica.stages
+    ranks = (first.ranks[0], replace(last.ranks[0], rank=1, weights_bytes=2**20))
+    wide = replace(replica, stages=(replace(first, ranks=ranks),))
+    assert [row[0::5] for row in rows(plan_table(replace(state, replicas=(wide,))))] == [
+        ["0 rank 0", "1.0 GiB"],
+        ["0 rank 1", "1.0 MiB"],
+    ]
+
+
 def test_plan_table_with_a_worker_gone_says_so(state: MeshState) -> None:
     alone = replace(state, workers=state.workers[:1])
     assert list(rows(plan_table(alone)))[1][2] == "w1 (gone)"

@@ -1,0 +1,86 @@
+"""Owns who carries out which assignment: the ranks of one stage on one host, weights kept.
+
+Pure functions of the plan and the members. Ranks of one stage share memory, so their workers must
+run on one node; different stages may be anywhere.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from coordinator.assignment import Assignment
+from coordinator.membership import Member
+
+# One stage's assignments, by rank.
+_Stage = tuple[Assignment, ...]
+
+
+def place(
+    assignments: Sequence[Assignment], members: Sequence[Member]
+) -> tuple[Member, ...] | None:
+    """Who carries out which assignment; None while the members do not suffice.
+
+    A stage goes first where most of it is loaded already, then to the host whose free worker joined
+    first. Large stages choose before small ones (first-fit decreasing), which finds a place
+    whenever there is one if all stages have as many ranks.
+    """
+    stages = list(_by_stage(assignments))
+    stages.sort(key=lambda ranks: (-_num_held(ranks, members), -len(ranks)))
+    # Who holds another stage's part is taken only where nobody else is free.
+    free = sorted(members, key=lambda member: _holds(member, assignments))
+    placed: dict[Assignment, Member] = {}
+    for ranks in stages:
+        hosts = sorted(_hosts(free), key=lambda host: -_num_held(ranks, host))
+        host = next((host for host in hosts if len(host) >= len(ranks)), None)
+        if host is None:
+            return None
+        chosen = _settle(ranks, host)
+        placed |= chosen
+        free = [member for member in free if member not in chosen.values()]
+    return tuple(placed[assignment] for assignment in assignments)
+
+
+def what_is_missing(assignments: Sequence[Assignment], members: Sequence[Member]) -> str:
+    """What a plan waits for that cannot be placed, for people."""
+    if len(members) < len(assignments):
+        return f"{len(members)} of {len(assignments)}"
+    tp_sizes = [len(ranks) for ranks in _by_stage(assignments)]
+    counts = Counter(member.identity.node for member in members)
+    hosts = ", ".join(f"{count} on {node}" for node, count in counts.items())
+    return (
+        f"{len(members)} are there ({hosts}), but the ranks of a stage must share a host, and the "
+        f"stages have {', '.join(map(str, tp_sizes))}"
+    )
+
+
+def _by_stage(assignments: Sequence[Assignment]) -> Iterator[_Stage]:
+    """The plan is in the order of stages."""
+    for _, ranks in groupby(assignments, key=lambda assignment: assignment.stage):
+        yield tuple(ranks)
+
+
+def _hosts(members: Sequence[Member]) -> list[list[Member]]:
+    """The members by node; nodes and members in the order in which they joined."""
+    hosts: dict[str, list[Member]] = {}
+    for member in members:
+        hosts.setdefault(member.identity.node, []).append(member)
+    return list(hosts.values())
+
+
+def _num_held(ranks: _Stage, members: Sequence[Member]) -> int:
+    return sum(_holds(member, ranks) for member in members)
+
+
+def _holds(member: Member, ranks: Sequence[Assignment]) -> bool:
+    return member.loaded is not None and member.loaded.assignment in ranks
+
+
+def _settle(ranks: _Stage, host: Sequence[Member]) -> dict[Assignment, Member]:
+    """Each rank to whoever of this host holds it, the rest in the order in which they joined."""
+    keeping = {
+        member.loaded.assignment: member
+        for member in host
+        if member.loaded is not None and _holds(member, ranks)
+    }
+    others = iter([member for member in host if member not in keeping.values()])
+    return {rank: keeping.get(rank) or next(others) for rank in ranks}

@@ -1,0 +1,105 @@
+"""Who runs which part: the ranks of a stage on one host, and weights that stay where they are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.assignment import Assignment, LoadedPart, LoadReport
+from coordinator.membership import Member, WorkerIdentity
+from coordinator.options import CoordinatorOptions
+from coordinator.places import place, what_is_missing
+from coordinator.plan import plan_replica
+from runtime.model_config import load_model_config
+
+REPORT = LoadReport(8, 100, 100, 0.1, "f00")
+
+
+def member(worker_id: str, node: str = "here") -> Member:
+    return Member(WorkerIdentity(1, "b", worker_id, node, f"{worker_id}:1", "cpu", "", 0, 1))
+
+
+def members(**nodes: int) -> list[Member]:
+    """So many workers on each node, named `a0`, `a1` and so on."""
+    return [member(f"{node}{n}", node) for node, count in nodes.items() for n in range(count)]
+
+
+def names(placed: tuple[Member, ...] | None) -> list[str]:
+    assert placed is not None
+    return [each.identity.worker_id for each in placed]
+
+
+@pytest.fixture
+def plan(toy_folder: Path) -> tuple[Assignment, ...]:
+    """Two stages of one rank."""
+    return _plan(toy_folder, (1,))
+
+
+def _plan(folder: Path, tp: tuple[int, ...], pp: int = 2) -> tuple[Assignment, ...]:
+    options = CoordinatorOptions(model="smollm2", pp=pp, tp=tp)
+    return plan_replica(options, load_model_config(folder), "f00", 0)
+
+
+def test_place_new_workers_go_in_the_order_they_joined(plan: tuple[Assignment, ...]) -> None:
+    first, second, spare = member("a", "x"), member("b", "y"), member("c", "x")
+    assert place(plan, (first, second, spare)) == (first, second)
+
+
+def test_place_worker_keeps_what_it_holds(plan: tuple[Assignment, ...]) -> None:
+    holder, newcomer = member("a"), member("b")
+    holder.loaded = LoadedPart(plan[1], REPORT)
+    assert place(plan, (holder, newcomer)) == (newcomer, holder)
+
+
+def test_place_what_is_held_for_another_plan_counts_for_nothing(
+    plan: tuple[Assignment, ...],
+) -> None:
+    holder, newcomer = member("a"), member("b")
+    holder.loaded = LoadedPart(replace(plan[1], weights_fingerprint="f01"), REPORT)
+    assert place(plan, (holder, newcomer)) == (holder, newcomer)
+
+
+def test_place_too_few_workers_is_none(plan: tuple[Assignment, ...]) -> None:
+    assert place(plan, (member("a"),)) is None
+    assert what_is_missing(plan, (member("a"),)) == "1 of 2"
+
+
+def test_place_ranks_of_a_stage_share_a_host(toy_folder: Path) -> None:
+    plan = _plan(toy_folder, (2,))
+    a0, b0, a1, c0, b1 = (member(name, name[0]) for name in ("a0", "b0", "a1", "c0", "b1"))
+    assert names(place(plan, (a0, b0, a1, c0, b1))) == ["a0", "a1", "b0", "b1"]
+
+
+def test_place_wide_stage_chooses_before_narrow_ones(toy_folder: Path) -> None:
+    plan = _plan(toy_folder, (1, 2, 1), pp=3)
+    assert names(place(plan, members(a=2, b=1, c=1))) == ["b0", "a0", "a1", "c0"]
+
+
+def test_place_ranks_scattered_over_hosts_is_none_and_says_why(toy_folder: Path) -> None:
+    plan = _plan(toy_folder, (2,))
+    scattered = members(a=3, b=1)
+    assert place(plan, scattered) is None
+    assert what_is_missing(plan, scattered) == (
+        "4 are there (3 on a, 1 on b), but the ranks of a stage must share a host, and the stages "
+        "have 2, 2"
+    )
+
+
+def test_place_lost_rank_is_replaced_on_the_host_of_the_others(toy_folder: Path) -> None:
+    plan = _plan(toy_folder, (2,))
+    a0, a1, b0, spare_a, spare_b = (
+        member(name, name[0]) for name in ("a0", "a1", "b0", "a2", "b1")
+    )
+    for holder, part in ((a0, plan[2]), (a1, plan[3]), (b0, plan[1])):
+        holder.loaded = LoadedPart(part, REPORT)
+    assert names(place(plan, (spare_a, a0, a1, b0, spare_b))) == ["b1", "b0", "a0", "a1"]
+
+
+def test_place_holder_is_not_taken_for_another_stage_while_others_are_free(
+    toy_folder: Path,
+) -> None:
+    plan = _plan(toy_folder, (2, 1))
+    first, holder, spare = members(a=3)
+    first.loaded = LoadedPart(plan[0], REPORT)
+    holder.loaded = LoadedPart(plan[2], REPORT)
+    assert names(place(plan, (first, holder, spare))) == ["a0", "a2", "a1"]

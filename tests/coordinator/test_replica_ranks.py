@@ -1,0 +1,38 @@
+"""A replica whose stages have several ranks: all are opened, headed and listened to."""
+
+import asyncio
+from pathlib import Path
+
+from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
+from tests.coordinator.toy_model import toy_answer
+
+PROMPT = (5, 6, 7)
+
+
+async def test_replica_stages_of_two_ranks_answer_and_report_each_rank(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, tp=(2,)) as mesh:
+        answers = await collect(mesh.infer(token_request(PROMPT, max_tokens=20)))
+        state = await mesh.until_ready()
+        openings = [worker.stage.opening for worker in mesh.workers]
+    assert answers[0].tokens == toy_answer(PROMPT, 20)
+    assert [(o.stage, o.rank, len(o.next), o.num_senders) for o in openings] == [
+        (0, 0, 2, 1),
+        (0, 1, 2, 1),
+        (1, 0, 0, 2),
+        (1, 1, 0, 2),
+    ]
+    first, last = state.replicas[0].stages
+    assert [(rank.rank, rank.worker_id) for rank in first.ranks] == [(0, "w0"), (1, "w1")]
+    assert list(last.worker_ids) == ["w2", "w3"]
+    assert (first.weights_bytes, first.ranks[1].weights_bytes) == (200, 100)
+
+
+async def test_replica_failure_of_another_rank_than_0_ends_the_epoch_by_its_name(
+    toy_folder: Path,
+) -> None:
+    async with toy_mesh(toy_folder, tp=(2,)) as mesh:
+        await mesh.until_ready()
+        mesh.workers[3].stage.behaviour.fail_at_step = 5
+        reading = asyncio.create_task(collect(mesh.infer(token_request(PROMPT, max_tokens=20))))
+        await mesh.until(lambda state: "stage 1, rank 1 at step" in state.phase)
+        assert (await reading)[0].tokens == toy_answer(PROMPT, 20)
