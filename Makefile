@@ -10,7 +10,7 @@ help:
 	@echo "make test      lint, types, layers, protos, then all tests"
 	@echo "make test-compose  build the image, run meshes of containers; needs a Docker engine"
 	@echo "make test-clients  the tests with outside clients only"
-	@echo "make test-ops  a real Prometheus against a mesh; needs prometheus installed"
+	@echo "make test-ops  a real Prometheus and a real browser against a mesh"
 	@echo "make check     lint, types, layers and protos only"
 	@echo "make coverage  all tests, with a coverage report"
 	@echo "make proto     regenerate protos/*_pb2*"
@@ -31,7 +31,8 @@ test-clients: $(READY)
 	@$(VENV)/bin/pytest tests/clients
 
 test-ops: $(READY)
-	@$(VENV)/bin/pytest tests/ops/ops_suite.py
+	@scripts/ops-tools
+	@$(VENV)/bin/pytest tests/ops/ops_suite.py tests/ops/live_page_suite.py
 
 check: $(READY)
 	@scripts/check

@@ -101,6 +101,8 @@ class ReplicaState:
         return replace(
             self,
             num_steps=self.num_steps - earlier.num_steps,
+            num_prompt_tokens=self.num_prompt_tokens - earlier.num_prompt_tokens,
+            num_generated_tokens=self.num_generated_tokens - earlier.num_generated_tokens,
             stages=tuple(now.since(before) for now, before in stages),
         )
 

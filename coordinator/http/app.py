@@ -13,6 +13,7 @@ from coordinator.http.delivery import GeneratedResponse
 from coordinator.http.discovery import Discovery
 from coordinator.http.edge import REQUEST_ID, Edge
 from coordinator.http.fields import read_fields
+from coordinator.http.live_page import live_routes
 from coordinator.http.pages import Pages
 from runtime.errors import UnknownRouteError
 
@@ -33,6 +34,7 @@ def make_app(coordinator: Coordinator) -> ASGIApp:
         Route("/state", pages.state),
         Route("/metrics", pages.metrics),
         Route("/sd", Discovery(coordinator.membership).targets),
+        *live_routes(),
     ]
     edge = Edge(Router(routes, redirect_slashes=False, default=_unknown_route))
     origins = coordinator.options.cors_origins

@@ -26,6 +26,7 @@ from stagemesh.cli.prepare import prepare
 from stagemesh.cli.serve import serve
 from stagemesh.cli.simulate import simulate
 from stagemesh.cli.status import status
+from stagemesh.cli.top import top
 from stagemesh.cli.version import version
 from stagemesh.cli.worker import worker
 from stagemesh.rpc_error import StagemeshRpcError
@@ -46,6 +47,7 @@ app.command(serve, help_epilogue=examples.SERVE, sort_key=1)
 app.command(infer, help_epilogue=examples.INFER, sort_key=2)
 app.command(chat, help_epilogue=examples.CHAT, sort_key=2)
 app.command(status, help_epilogue=examples.STATUS, sort_key=3)
+app.command(top, help_epilogue=examples.TOP, sort_key=3)
 app.command(demo, help_epilogue=examples.DEMO, sort_key=4)
 app.command(prepare, help_epilogue=examples.PREPARE, sort_key=5)
 app.command(coordinator, help_epilogue=examples.COORDINATOR, sort_key=6)

@@ -40,6 +40,12 @@ Examples:
     stagemesh status
     stagemesh status --json | jq .num_running"""
 
+TOP = """\
+Examples:
+
+    stagemesh top
+    stagemesh top --target 10.0.0.1:50050 --interval 5"""
+
 DEMO = """\
 Examples:
 

@@ -1,6 +1,7 @@
 """Probes, models, tokens, metrics and headers of the HTTP door."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import httpx
@@ -140,6 +141,22 @@ async def test_state_shows_the_mesh_its_tokens_and_its_last_recovery(toy_folder:
         [recovery] = (await client.get("/state")).json()["recoveries"]
         assert (recovery["cause"], recovery["epoch"]) == ("worker_died", "1")
         assert recovery["seconds"] > 0
+
+
+async def test_live_page_and_its_files_come_from_the_door_and_may_load_nothing_else(
+    toy_folder: Path,
+) -> None:
+    async with toy_mesh(toy_folder, num_workers=0) as mesh, mesh.http() as client:
+        page = await client.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        linked = re.findall(r'(?:href|src)="(live/[^"]+)"', page.text)
+        assert {"live/main.js", "live/live.css", "live/icon.svg"} <= set(linked)
+        imported = re.findall(r'from "\./([^"]+)"', (await client.get("/live/main.js")).text)
+        for path in (*linked, *(f"live/{name}" for name in imported)):
+            assert (await client.get(f"/{path}")).status_code == 200, path
+        for path in ("/live/nothing.js", "/live/index.html", "/live/..%2Fapp.py"):
+            assert (await client.get(path)).status_code == 404, path
 
 
 async def test_cors_is_off_unless_an_origin_is_allowed(toy_folder: Path) -> None:

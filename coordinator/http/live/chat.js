@@ -1,0 +1,64 @@
+// Owns the chat box: one conversation, one answer at a time, which can be stopped.
+
+import { chat } from "./api.js";
+import { byId, element } from "./dom.js";
+
+/** Makes the form work; `model` says what is served now. */
+export function startChat(model) {
+  const messages = [];
+  let running = null;
+  byId("halt").addEventListener("click", () => running?.abort());
+  byId("question").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      byId("ask").requestSubmit();
+    }
+  });
+  byId("ask").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const content = byId("question").value.trim();
+    if (!content || running) return;
+    byId("question").value = "";
+    messages.push({ role: "user", content });
+    say("user", content);
+    running = new AbortController();
+    show(true);
+    await answer(model(), messages, running.signal);
+    running = null;
+    show(false);
+  });
+}
+
+async function answer(model, messages, signal) {
+  const bubble = say("assistant", "");
+  try {
+    for await (const text of chat(model, messages, signal)) {
+      bubble.append(text);
+      follow();
+    }
+  } catch (error) {
+    if (!signal.aborted) say("error", error.message || "the door wants an API key");
+  }
+  if (bubble.textContent) messages.push({ role: "assistant", content: bubble.textContent });
+  else {
+    bubble.remove();
+    messages.pop();
+  }
+}
+
+function say(role, text) {
+  const bubble = element("p", `bubble ${role}`, text);
+  byId("conversation").append(bubble);
+  follow();
+  return bubble;
+}
+
+function follow() {
+  const log = byId("conversation");
+  log.scrollTop = log.scrollHeight;
+}
+
+function show(isRunning) {
+  byId("send").hidden = isRunning;
+  byId("halt").hidden = !isRunning;
+}

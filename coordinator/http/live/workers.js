@@ -1,0 +1,49 @@
+// Owns what is shown of the machines: a tile for each worker, the way to add one, what went wrong.
+
+import { element, figures } from "./dom.js";
+import { bytes, seconds } from "./units.js";
+
+/** One tile for each worker that joined. */
+export function workerTiles(state) {
+  if (state.workers.length === 0) return [element("p", "note", "No worker has joined.")];
+  return state.workers.map(({ hello, state: name }) => {
+    const status = name.replace("WORKER_STATE_", "").toLowerCase();
+    return element("article", "tile", [
+      element("strong", "", hello.address),
+      element("span", `badge ${status}`, status),
+      element("dl", "figures", figures([
+        ["node", hello.node],
+        ["device", hello.device.kind],
+        ["memory", bytes(hello.device.memory_bytes)],
+        ["pid", String(hello.pid)],
+      ])),
+    ]);
+  });
+}
+
+/** The command that adds a worker from another terminal or machine, and a word about it. */
+export function joinCommand(state) {
+  const [, host, port] = state.mesh_address.match(/^(.*):(\d+)$/) ?? [null, "", ""];
+  const everywhere = ["0.0.0.0", "[::]"].includes(host);
+  const local = ["127.0.0.1", "[::1]", "localhost"].includes(host);
+  return {
+    command: `stagemesh worker --coordinator ${everywhere ? location.hostname : host}:${port}`,
+    note: local ? "This mesh listens to workers of its own machine only." : "",
+  };
+}
+
+/** The last ends of epochs, newest first. */
+export function recoveries(state) {
+  if (state.recoveries.length === 0) return [element("li", "note", "None since the coordinator started.")];
+  return state.recoveries.map((one) => {
+    const time = new Date(1000 * one.ended_unix_seconds);
+    return element("li", "", [
+      element("time", "", time.toLocaleTimeString(), { datetime: time.toISOString() }),
+      ` replica ${one.replica}, epoch ${one.epoch}: `,
+      element("strong", "", one.cause.replaceAll("_", " ")),
+      ", ",
+      one.seconds ? `served again after ${seconds(one.seconds)}` : "not served again yet",
+      element("div", "note", one.detail),
+    ]);
+  });
+}

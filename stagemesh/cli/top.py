@@ -1,0 +1,57 @@
+"""Owns `stagemesh top`: a running mesh in the terminal, live."""
+
+import time
+from typing import Annotated
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from runtime.errors import InvalidRequestError
+from stagemesh.cli.options import Address
+from stagemesh.client import DEFAULT_TARGET
+from stagemesh.rpc_error import StagemeshRpcError
+from stagemesh.state import MeshState
+from stagemesh.sync_client import Client
+from stagemesh.top import picture
+
+
+def top(
+    *,
+    target: Address = DEFAULT_TARGET,
+    interval: Annotated[float, Parameter(validator=Number(gt=0))] = 1.0,
+) -> None:
+    """Watch a mesh: replicas, stages, queue, tokens per second; Ctrl-C ends it.
+
+    Busy and bubble are shares of the time between two pictures. A mesh that does not answer is
+    asked again until it does.
+
+    Parameters
+    ----------
+    target
+        The door of the mesh.
+    interval
+        Seconds from one picture to the next.
+    """
+    console = Console()
+    if not console.is_terminal:
+        problem = "needs a terminal; for programs there is `stagemesh status --json`"
+        raise InvalidRequestError(field="top", problem=problem)
+    with Client(target) as client, Live(console=console, screen=True, auto_refresh=False) as live:
+        before: MeshState | None = None
+        while True:
+            screen, before = _next(client, before)
+            live.update(screen, refresh=True)
+            time.sleep(interval)
+
+
+def _next(client: Client, before: MeshState | None) -> tuple[RenderableType, MeshState | None]:
+    """One picture and the snapshot that the next one is compared with."""
+    try:
+        now = client.state()
+    except StagemeshRpcError as error:
+        lost = Text(f"no answer: {error}; asking again", style="bold red")
+        return (lost if before is None else Group(lost, picture(before, None))), before
+    return picture(now, before), now
