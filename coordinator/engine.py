@@ -166,12 +166,14 @@ class Engine:
 
     def on_step(self, step: Step, now: float) -> None:
         """Notes what a step carries, and whose prompts for the first time."""
-        assert self.scheduler is not None
+        scheduler = self.scheduler
+        assert scheduler is not None
         for opening in step.opened_slots:
-            sequence_id = self.scheduler.sequence_in_slot(opening.slot)
+            sequence_id = scheduler.sequence_in_slot(opening.slot)
             self._suspects.started(sequence_id)
             self._roster[sequence_id].started(now)
-        self._steps.observe(step, self.scheduler.num_preemptions)
+        self._steps.observe(step, scheduler.num_preemptions)
+        self._steps.observe_prefix_cache(scheduler.num_queried_tokens, scheduler.num_hit_tokens)
 
     def on_token(self, event: TokenEvent, now: float) -> None:
         """Delivers a token to its client's stream."""

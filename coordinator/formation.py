@@ -69,6 +69,7 @@ def make_limits(
         ),
         num_steps_in_flight=options.steps_in_flight,
         max_waiting=options.max_waiting,
+        prefix_caching=options.prefix_cache,
     )
 
 

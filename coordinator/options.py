@@ -40,6 +40,8 @@ class CoordinatorOptions:
     # Steps that stage 0 may hold undigested: one computing, one received behind it.
     overlapped_window: int = 2
     max_waiting: int = 1024
+    # Sequences share the KV blocks of equal beginnings.
+    prefix_cache: bool = True
     max_workers: int = 1024
     heartbeat_seconds: float = 1.0
     heartbeat_timeout_seconds: float = 10.0

@@ -147,6 +147,9 @@ class StepObserver:
         self._sequences = metrics.step_sequences.labels("0")
         self._preemptions = metrics.preemptions.labels("0")
         self._num_preemptions = 0
+        self._queried_tokens = metrics.prefix_queried_tokens.labels("0")
+        self._hit_tokens = metrics.prefix_hit_tokens.labels("0")
+        self._num_queried_tokens = self._num_hit_tokens = 0
 
     def observe(self, step: Step, num_preemptions: int) -> None:
         """One step leaves; there were `num_preemptions` so far."""
@@ -155,6 +158,12 @@ class StepObserver:
         if step.chunks:
             self._tokens.observe(step.num_tokens)
             self._sequences.observe(len(step.chunks))
+
+    def observe_prefix_cache(self, num_queried_tokens: int, num_hit_tokens: int) -> None:
+        """So many tokens were looked up and found so far."""
+        self._queried_tokens.inc(num_queried_tokens - self._num_queried_tokens)
+        self._hit_tokens.inc(num_hit_tokens - self._num_hit_tokens)
+        self._num_queried_tokens, self._num_hit_tokens = num_queried_tokens, num_hit_tokens
 
 
 def observe_finish(metrics: CoordinatorMetrics, finish: Finish) -> None:

@@ -231,12 +231,16 @@ class StepHeader(_message.Message):
     def __init__(self, step: _Optional[int] = ..., released_slots: _Optional[_Iterable[int]] = ..., opened_slots: _Optional[_Iterable[_Union[SlotOpening, _Mapping]]] = ..., chunks: _Optional[_Iterable[_Union[SequenceChunk, _Mapping]]] = ...) -> None: ...
 
 class SlotOpening(_message.Message):
-    __slots__ = ("slot", "sampling")
+    __slots__ = ("slot", "sampling", "cached_token_ids", "cached_block_ids")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     sampling: SlotSampling
-    def __init__(self, slot: _Optional[int] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ...) -> None: ...
+    cached_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    cached_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slot: _Optional[int] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., cached_token_ids: _Optional[_Iterable[int]] = ..., cached_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SlotSampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "num_logprobs", "suppressed_ids", "suppressed_until", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_prompt_tokens", "logit_bias")

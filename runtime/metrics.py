@@ -172,6 +172,20 @@ class CoordinatorMetrics(ProcessMetrics):
             NAMESPACE,
             registry=registry,
         )
+        self.prefix_queried_tokens = Counter(
+            "prefix_cache_queried_tokens_total",
+            "Tokens of sequences that got a slot, new or again.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+        )
+        self.prefix_hit_tokens = Counter(
+            "prefix_cache_hit_tokens_total",
+            "Those of them that the KV cache held already.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+        )
         self.steps_in_flight = Gauge(
             "steps_in_flight", "Steps on their way.", replica, NAMESPACE, registry=registry
         )

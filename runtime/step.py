@@ -38,10 +38,17 @@ class SlotSampling:
 
 @dataclass(frozen=True, slots=True)
 class SlotOpening:
-    """A slot that starts to hold a sequence with this step; its KV cache is empty."""
+    """A slot that starts to hold a sequence with this step.
+
+    Its KV cache holds `cached_token_ids` already, which fill `cached_block_ids`: blocks that
+    earlier steps of the epoch filled with just these tokens and that no step changes again as long
+    as a slot has them. The sequence's first chunk begins behind them.
+    """
 
     slot: int
     sampling: SlotSampling
+    cached_token_ids: tuple[int, ...] = ()
+    cached_block_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

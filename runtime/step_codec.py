@@ -81,6 +81,8 @@ def _opening_to_proto(opening: SlotOpening) -> stage_pb2.SlotOpening:
     sampling = opening.sampling
     return stage_pb2.SlotOpening(
         slot=opening.slot,
+        cached_token_ids=opening.cached_token_ids,
+        cached_block_ids=opening.cached_block_ids,
         sampling=stage_pb2.SlotSampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -107,6 +109,8 @@ def _opening_from_proto(message: stage_pb2.SlotOpening) -> SlotOpening:
     sampling = message.sampling
     return SlotOpening(
         slot=message.slot,
+        cached_token_ids=tuple(message.cached_token_ids),
+        cached_block_ids=tuple(message.cached_block_ids),
         sampling=SlotSampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,

@@ -4,6 +4,7 @@ Decodes go first, then prompts that have begun, then waiting ones in first-come 
 only place where sequences get blocks, and where they lose them to others (preemption).
 """
 
+from collections.abc import Iterable
 from itertools import chain
 
 from runtime.step import SequenceChunk, SlotOpening, Step
@@ -14,6 +15,9 @@ from scheduler.queues import SequenceQueues
 from scheduler.residences import Residences
 from scheduler.sequence import Phase, TrackedSequence
 from scheduler.steps_in_flight import Draw
+
+MAX_PUT_OFF = 64
+"""So many that wait for another's prompt are passed over, so that a step's time has a bound."""
 
 
 class MicrobatchDraft:
@@ -27,7 +31,12 @@ class MicrobatchDraft:
         self._num_decodes = 0
         self._prefill_attention = 0
         self._decode_context = 0
-        self._members: set[int] = set()
+        self._members: dict[int, TrackedSequence] = {}
+
+    @property
+    def members(self) -> Iterable[TrackedSequence]:
+        """The sequences that it holds tokens of."""
+        return self._members.values()
 
     def __contains__(self, sequence: TrackedSequence) -> bool:
         return sequence.sequence_id in self._members
@@ -51,7 +60,7 @@ class MicrobatchDraft:
             self._decode_context += start
         else:
             self._prefill_attention += num_tokens * (2 * start + num_tokens)
-        self._members.add(sequence_id)
+        self._members[sequence_id] = sequence
         if samples:
             self.draws.append(Draw(sequence, residence))
 
@@ -90,6 +99,10 @@ class Batcher:
         self._view = view
         self.draft = MicrobatchDraft()
         self.num_preempted = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        # Whose prompts this microbatch holds a part of.
+        self._prompts: list[TrackedSequence] = []
 
     def fill(self) -> MicrobatchDraft:
         """Takes decodes, goes on with prompts, admits new ones; returns the draft."""
@@ -129,13 +142,12 @@ class Batcher:
         Only newer ones are preempted and none that this microbatch holds, so the oldest always
         gets on: whoever is newer and in this microbatch can be preempted by the next.
         """
-        if self._residences.num_blocks_free > 0:
-            return True
-        candidates = [other for other in self._queues.running() if other not in self.draft]
-        newest = max(candidates, key=lambda other: other.age_key)
-        if newest is sequence:
-            return False
-        self._preempt(newest)
+        while self._residences.num_blocks_free == 0:  # blocks that others share stay taken
+            candidates = [other for other in self._queues.running() if other not in self.draft]
+            newest = max(candidates, key=lambda other: other.age_key)
+            if newest is sequence:
+                return False
+            self._preempt(newest)
         return True
 
     def _preempt(self, sequence: TrackedSequence) -> None:
@@ -159,17 +171,54 @@ class Batcher:
         """Opens slots for those who came first; nobody overtakes the first who finds no room.
 
         A block is spared for every ready decode that needs one, so that none is preempted for it.
+        Whose beginning is just being computed for another waits for that, and delays nobody.
         """
         waiting = self._queues.admissible()
         num_spare_blocks = self._num_blocks_short() if waiting else 0
+        num_put_off = 0
         for sequence in waiting:
+            cached = self._residences.find_cached(sequence)
+            if self._is_being_computed(sequence, len(cached)):
+                num_put_off += 1
+                if num_put_off == MAX_PUT_OFF:
+                    break
+                continue
             num_tokens = self._chunk_tokens(sequence)
-            if num_tokens == 0 or not self._residences.can_open(sequence, num_spare_blocks):
+            if num_tokens == 0 or not self._residences.can_open(sequence, cached, num_spare_blocks):
                 break
-            residence = self._residences.open(sequence)
-            self._queues.move(sequence, Phase.PREFILL)
-            self.draft.openings.append(SlotOpening(residence.slot, sequence.request.sampling))
-            self._take_prompt(sequence, num_tokens, tuple(residence.block_ids))
+            self._admit(sequence, cached)
+            residence = sequence.residence
+            assert residence is not None
+            self._take_prompt(sequence, num_tokens, tuple(residence.block_ids[len(cached) :]))
+
+    def _admit(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> None:
+        residence = self._residences.open(sequence, cached)
+        self._queues.move(sequence, Phase.PREFILL)
+        self.draft.openings.append(
+            SlotOpening(
+                residence.slot,
+                sequence.request.sampling,
+                tuple(sequence.token_ids[: residence.num_sent]),
+                cached,
+            )
+        )
+        self.num_queried_tokens += len(sequence.token_ids)
+        self.num_hit_tokens += residence.num_sent
+
+    def _is_being_computed(self, sequence: TrackedSequence, num_cached: int) -> bool:
+        """Whether another's prompt, under way or in this microbatch, fills its next block alike."""
+        block_size = self._limits.block_size
+        if not self._residences.may_share(sequence, num_cached):
+            return False
+        name = sequence.block_hash(num_cached, block_size)
+        num_tokens = (num_cached + 1) * block_size
+        return any(
+            other.residence is not None
+            and other.residence.num_named == num_cached
+            and len(other.token_ids) >= num_tokens
+            and other.block_hash(num_cached, block_size) == name
+            for other in chain(self._queues.of(Phase.PREFILL), self._prompts)
+        )
 
     def _num_blocks_short(self) -> int:
         stays = [sequence.residence for sequence in self._queues.of(Phase.READY)]
@@ -184,5 +233,6 @@ class Batcher:
         self, sequence: TrackedSequence, num_tokens: int, new_block_ids: tuple[int, ...]
     ) -> None:
         self.draft.add(sequence, num_tokens, new_block_ids)
+        self._prompts.append(sequence)
         if sequence.num_unsent == 0:
             self._queues.move(sequence, Phase.SAMPLING)

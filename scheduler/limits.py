@@ -11,6 +11,7 @@ class SchedulerLimits:
 
     `max_sequences` counts slots, `max_step_tokens` the rows of one microbatch, `max_model_len`
     prompt and generated tokens of one sequence together, `max_waiting` sequences without a slot.
+    With `prefix_caching`, sequences share the KV blocks of equal beginnings.
     """
 
     num_blocks: int
@@ -20,6 +21,7 @@ class SchedulerLimits:
     max_model_len: int
     num_steps_in_flight: int
     max_waiting: int
+    prefix_caching: bool = True
 
     def blocks_for(self, num_positions: int) -> int:
         """KV blocks that hold so many positions."""

@@ -1,9 +1,11 @@
 """Owns slots and KV blocks of the sequences that have them, and the releases not yet sent.
 
-It hands out and takes back; who gets them is decided elsewhere.
+It hands out and takes back, and finds blocks that hold a sequence's beginning already (the prefix
+cache); who gets them is decided elsewhere.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 
 from scheduler.block_manager import BlockManager
@@ -12,10 +14,11 @@ from scheduler.sequence import Residence, TrackedSequence
 
 
 class Residences:
-    """The slots and blocks of one epoch, which starts with all of them free.
+    """The slots and blocks of one epoch, which starts with all of them free and nothing cached.
 
     A closed residence's slot and blocks are free at once: the next step's header carries the
-    release, and within a header releases come before openings.
+    release, and within a header releases come before openings. A block may be shared as soon as
+    the step that fills it was sent: steps run in order, so whoever reads it comes later.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
@@ -43,6 +46,11 @@ class Residences:
         return len(self._holders)
 
     @property
+    def num_slots_free(self) -> int:
+        """Slots that may be handed out now."""
+        return self._limits.max_sequences - len(self._holders)
+
+    @property
     def has_releases(self) -> bool:
         """Whether the stages still hold slots that are released here."""
         return bool(self._released_slots)
@@ -51,23 +59,55 @@ class Residences:
         """The sequence that holds a slot, which must be in use."""
         return self._holders[slot]
 
+    def find_cached(self, sequence: TrackedSequence) -> tuple[int, ...]:
+        """Blocks that hold the sequence's beginning; never its last token, which must be computed.
+
+        The sequence remembers how many positions that spares it.
+        """
+        found: list[int] = []
+        block_size = self._limits.block_size
+        while self.may_share(sequence, len(found)):
+            block_id = self._blocks.find(sequence.block_hash(len(found), block_size))
+            if block_id is None:
+                break
+            found.append(block_id)
+        sequence.num_cached = len(found) * block_size
+        return tuple(found)
+
+    def may_share(self, sequence: TrackedSequence, index: int) -> bool:
+        """Whether it might find block `index` of its tokens cached."""
+        if not (self._limits.prefix_caching and sequence.request.reads_prefix_cache):
+            return False
+        return (index + 1) * self._limits.block_size < len(sequence.token_ids)
+
     def blocks_to_open(self, sequence: TrackedSequence) -> int:
         """Blocks for all known tokens and the next one, if that will need a position."""
         known = len(sequence.token_ids)
         return self._limits.blocks_for(min(known + 1, sequence.final_len - 1))
 
-    def can_open(self, sequence: TrackedSequence, num_spare_blocks: int) -> bool:
+    def can_open(
+        self, sequence: TrackedSequence, cached: tuple[int, ...], num_spare_blocks: int
+    ) -> bool:
         """Whether a slot and blocks for it are free, with so many blocks left over."""
-        needed = self.blocks_to_open(sequence) + num_spare_blocks
-        has_slot = self.num_slots_used < self._limits.max_sequences
-        return has_slot and needed <= self._blocks.num_free
+        num_held = sum(map(self._blocks.is_held, cached))
+        needed = self.blocks_to_open(sequence) - num_held + num_spare_blocks
+        return self.num_slots_free > 0 and needed <= self._blocks.num_free
 
-    def open(self, sequence: TrackedSequence) -> Residence:
-        """Gives the sequence the lowest free slot and its blocks; `can_open` must hold."""
+    def open(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> Residence:
+        """Gives the sequence the lowest free slot and its blocks; `can_open` must hold.
+
+        `cached` is what `find_cached` said just before.
+        """
         assert sequence.residence is None, f"sequence {sequence.sequence_id} has a slot"
         slot = self._take_slot()
-        block_ids = self._blocks.take(self.blocks_to_open(sequence))
-        sequence.residence = Residence(slot=slot, block_ids=list(block_ids))
+        self._blocks.share(cached)
+        new = self._blocks.take(self.blocks_to_open(sequence) - len(cached))
+        sequence.residence = Residence(
+            slot=slot,
+            block_ids=[*cached, *new],
+            num_sent=len(cached) * self._limits.block_size,
+            num_named=len(cached),
+        )
         self._holders[slot] = sequence
         return sequence.residence
 
@@ -87,6 +127,20 @@ class Residences:
         residence.block_ids.extend(block_ids)
         return block_ids
 
+    def name_filled(self, sequences: Iterable[TrackedSequence]) -> None:
+        """Lets others share the blocks that these have filled; the steps that do so are sent."""
+        if not self._limits.prefix_caching:
+            return
+        block_size = self._limits.block_size
+        for sequence in sequences:
+            residence = sequence.residence
+            assert residence is not None, f"sequence {sequence.sequence_id} has no slot"
+            while (residence.num_named + 1) * block_size <= residence.num_sent:
+                index = residence.num_named
+                name = sequence.block_hash(index, block_size)
+                self._blocks.name(residence.block_ids[index], name)
+                residence.num_named += 1
+
     def close(self, sequence: TrackedSequence) -> None:
         """Takes slot and blocks back, if the sequence has any."""
         residence = sequence.residence
@@ -94,7 +148,8 @@ class Residences:
             return
         sequence.residence = None
         del self._holders[residence.slot]
-        self._blocks.free(residence.block_ids)
+        # The last first: an end is of no use without its beginning, so it is forgotten before it.
+        self._blocks.free(reversed(residence.block_ids))
         heapq.heappush(self._freed_slots, residence.slot)
         self._released_slots.append(residence.slot)
 
@@ -105,19 +160,30 @@ class Residences:
         return released
 
     def check_integrity(self, running: Iterable[TrackedSequence]) -> None:
-        """Asserts that the running sequences hold every taken slot and block, each once."""
+        """Asserts that the running sequences hold every slot and block that is taken."""
         stays = {sequence.sequence_id: sequence.residence for sequence in running}
         holders = {holder.sequence_id: holder.residence for holder in self._holders.values()}
         assert stays == holders, f"running {sorted(stays)}, holding slots {sorted(holders)}"
         for slot, holder in self._holders.items():
-            residence = holder.residence
-            assert residence is not None, f"slot {slot} is held by one without a residence"
-            assert residence.slot == slot, f"slot {slot} is held from slot {residence.slot}"
-            capacity = len(residence.block_ids) * self._limits.block_size
-            assert residence.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
+            self._check_stay(slot, holder)
         slots = sorted([*self._freed_slots, *self._holders])
         assert slots == list(range(self._first_fresh_slot)), f"slots lost or doubled: {slots}"
         assert len(self._holders) <= self._limits.max_sequences, "more slots than there are"
         assert set(self._released_slots) <= set(self._freed_slots), "a released slot is in use"
         held = [block for stay in stays.values() if stay for block in stay.block_ids]
         self._blocks.check_integrity(held, self._limits.num_blocks)
+        num_holders = Counter(held)
+        own = [
+            block for stay in stays.values() if stay for block in stay.block_ids[stay.num_named :]
+        ]
+        assert all(num_holders[block] == 1 for block in own), "a block is shared that is not full"
+
+    def _check_stay(self, slot: int, holder: TrackedSequence) -> None:
+        residence = holder.residence
+        assert residence is not None, f"slot {slot} is held by one without a residence"
+        assert residence.slot == slot, f"slot {slot} is held from slot {residence.slot}"
+        capacity = len(residence.block_ids) * self._limits.block_size
+        assert residence.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
+        assert len(set(residence.block_ids)) == len(residence.block_ids), f"slot {slot} has twins"
+        num_full = residence.num_sent // self._limits.block_size
+        assert residence.num_named <= num_full, f"slot {slot} has named what it has not filled"

@@ -32,6 +32,9 @@ class Scheduler:
         self._policy = policy
         self._sequences: dict[int, TrackedSequence] = {}
         self.num_preemptions = 0
+        # Tokens of sequences that got a slot, and how many of them the prefix cache had.
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
         self._start_epoch(limits)
 
     def _start_epoch(self, limits: SchedulerLimits) -> None:
@@ -129,6 +132,9 @@ class Scheduler:
         batcher = Batcher(self._limits, self._policy, self._queues, self._residences, view)
         draft = batcher.fill()
         self.num_preemptions += batcher.num_preempted
+        self.num_queried_tokens += batcher.num_queried_tokens
+        self.num_hit_tokens += batcher.num_hit_tokens
+        self._residences.name_filled(draft.members)
         if not draft.chunks and (self._in_flight or not self._residences.has_releases):
             return None
         step = draft.to_step(self._in_flight.next_number, self._residences.take_releases())
@@ -195,7 +201,7 @@ class Scheduler:
             in_flight=self._in_flight.steps(),
             num_decoding=len(ready) + self._queues.count(Phase.SAMPLING),
             num_blocks_free=self._residences.num_blocks_free,
-            num_slots_free=self._limits.max_sequences - self._residences.num_slots_used,
+            num_slots_free=self._residences.num_slots_free,
             ready=ready,
             prefilling=self._queues.of(Phase.PREFILL),
             waiting=self._queues.admissible(),
@@ -218,8 +224,7 @@ class Scheduler:
         """Queues a sequence in the new epoch, or drops it and returns False if it cannot fit."""
         request = sequence.request
         num_prompt_tokens = len(request.prompt_ids)
-        sequence.residence = None
-        sequence.final_len = self._limits.final_len(num_prompt_tokens, request.max_tokens)
+        sequence.start_epoch(self._limits.final_len(num_prompt_tokens, request.max_tokens))
         try:
             self._limits.check_fits(num_prompt_tokens, request.max_tokens)
         except (NeverFitsError, PromptTooLongError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 
 from runtime.step import SampledToken, SlotSampling
+from scheduler.block_hashes import BlockHashes
 
 
 class FinishReason(Enum):
@@ -21,7 +22,9 @@ class SequenceRequest:
     """One sequence to generate; `arrival` is in seconds on the caller's clock and orders them.
 
     `prompt_ids` is not empty, `max_tokens` is at least 1 and `sequence_id` is unique among the
-    unfinished. A token in `stop_ids` ends the sequence and is still reported.
+    unfinished. A token in `stop_ids` ends the sequence and is still reported. Only sequences of
+    one `cache_salt` share cached blocks; one that does not read the cache (because it wants
+    something of each of its positions) has all of them computed.
     """
 
     sequence_id: int
@@ -30,6 +33,8 @@ class SequenceRequest:
     max_tokens: int
     stop_ids: frozenset[int]
     arrival: float
+    cache_salt: str = ""
+    reads_prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,15 @@ class Residence:
     """One stay of a sequence in a slot, from its opening to its release.
 
     `num_sent` counts the positions that steps sent so far fill, in flight or done: steps run in
-    order, so the next chunk starts there. A result belongs to a residence, not to a slot.
+    order, so the next chunk starts there. It begins with what the prefix cache had. `num_named`
+    counts the blocks, from the first, that others may share. A result belongs to a residence, not
+    to a slot.
     """
 
     slot: int
     block_ids: list[int]
     num_sent: int = 0
+    num_named: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +79,7 @@ class TrackedSequence:
     """An unfinished sequence; `token_ids` is the prompt, then every token that was reported.
 
     `final_len` is the number of tokens at which it ends for want of room or of permission.
+    `num_cached` is how many positions the prefix cache had when it was last looked at.
     """
 
     request: SequenceRequest
@@ -79,10 +88,13 @@ class TrackedSequence:
     phase: Phase = Phase.WAITING
     residence: Residence | None = None
     first_token_at: float | None = None
+    num_cached: int = 0
     sequence_id: int = field(init=False)  # the request's, kept here because every token asks often
+    _hashes: BlockHashes = field(init=False)
 
     def __post_init__(self) -> None:
         self.sequence_id = self.request.sequence_id
+        self._hashes = BlockHashes(self.request.cache_salt)
 
     @property
     def age_key(self) -> tuple[float, int]:
@@ -92,7 +104,7 @@ class TrackedSequence:
     @property
     def num_sent(self) -> int:
         """Positions of it that the KV cache holds once all sent steps have run."""
-        return self.residence.num_sent if self.residence is not None else 0
+        return self.residence.num_sent if self.residence is not None else self.num_cached
 
     @property
     def num_unsent(self) -> int:
@@ -103,6 +115,17 @@ class TrackedSequence:
     def num_generated(self) -> int:
         """Tokens reported so far."""
         return len(self.token_ids) - len(self.request.prompt_ids)
+
+    def block_hash(self, index: int, block_size: int) -> bytes:
+        """The name of a block that its tokens fill."""
+        return self._hashes.get(index, self.token_ids, block_size)
+
+    def start_epoch(self, final_len: int) -> None:
+        """Forgets where it lay; blocks may have another size from now on."""
+        self.residence = None
+        self.final_len = final_len
+        self.num_cached = 0
+        self._hashes = BlockHashes(self.request.cache_salt)
 
     def accept(self, token_id: int, now: float) -> FinishReason | None:
         """Appends a token drawn by `now` and says whether it was the last."""

@@ -6,6 +6,7 @@ epoch, so a step that failed half-way is never gone on with.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,8 +20,9 @@ from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
 class Slot:
     """One sequence: how its tokens are drawn, how many are in the cache, and in which blocks.
 
-    `token_ids` are kept where `sampling.has_penalties`. They come with the chunks, all of them
-    from position 0 also after a replay, so no rank has to be told what was generated.
+    `token_ids` are kept where `sampling.has_penalties`. They come with the opening (those that are
+    cached) and the chunks, all of them from position 0 also after a replay, so no rank has to be
+    told what was generated.
     """
 
     sampling: SlotSampling
@@ -42,13 +44,17 @@ class SlotLimits:
 class SlotTable:
     """Open slots by number. `tables_BP` [max_sequences, blocks per sequence] holds their block ids.
 
-    Entries of `tables_BP` past a sequence's own blocks are ids left from earlier ones.
+    Entries of `tables_BP` past a sequence's own blocks are ids left from earlier ones. A block may
+    stand in several tables once it is full: a slot writes only at its own next position, which lies
+    behind every block that it shares.
     """
 
     def __init__(self, limits: SlotLimits) -> None:
         self._limits = limits
         self._slots: dict[int, Slot] = {}
-        self._used_blocks: set[int] = set()
+        # How many slots have a block in their tables, and which blocks hold block_size tokens.
+        self._num_holders: Counter[int] = Counter()
+        self._full_blocks: set[int] = set()
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self.tables_BP = torch.zeros(limits.max_sequences, max_blocks, dtype=torch.int64)
 
@@ -59,8 +65,8 @@ class SlotTable:
 
     @property
     def num_blocks_used(self) -> int:
-        """Blocks in the tables of open slots."""
-        return len(self._used_blocks)
+        """Blocks in the tables of open slots, each counted once."""
+        return len(self._num_holders)
 
     def __getitem__(self, slot: int) -> Slot:
         return self._slots[slot]
@@ -72,12 +78,18 @@ class SlotTable:
         sequence too long, `FrameError`.
         """
         for slot in step.released_slots:
-            self._used_blocks.difference_update(self._held(slot).block_ids)
-            del self._slots[slot]
+            self._release(slot)
         for opening in step.opened_slots:
             self._open(opening)
         for chunk in step.chunks:
             self._extend(chunk)
+
+    def _release(self, slot: int) -> None:
+        for block in self._held(slot).block_ids:
+            self._num_holders[block] -= 1
+            if self._num_holders[block] == 0:
+                del self._num_holders[block]
+        del self._slots[slot]
 
     def _held(self, slot: int) -> Slot:
         held = self._slots.get(slot)
@@ -93,7 +105,30 @@ class SlotTable:
             raise SlotError(slot=opening.slot, problem=problem)
         if not _is_drawable(opening.sampling):
             raise SlotError(slot=opening.slot, problem=f"cannot draw with {opening.sampling}")
-        self._slots[opening.slot] = Slot(opening.sampling)
+        held = self._slots[opening.slot] = Slot(opening.sampling)
+        self._take_cached(opening, held)
+
+    def _take_cached(self, opening: SlotOpening, held: Slot) -> None:
+        """Puts blocks into its table that are full, and so are never written again while held."""
+        slot, blocks = opening.slot, opening.cached_block_ids
+        num_tokens = len(blocks) * self._limits.block_size
+        if len(opening.cached_token_ids) != num_tokens:
+            what = f"cached tokens of slot {slot}"
+            actual = len(opening.cached_token_ids)
+            raise FrameError(what=what, expected=num_tokens, actual=actual)
+        if num_tokens >= self._limits.max_model_len:
+            expected = f"less than {self._limits.max_model_len}"
+            raise FrameError(what=f"tokens of slot {slot}", expected=expected, actual=num_tokens)
+        for block in blocks:
+            if block not in self._full_blocks:
+                problem = "it is to be shared and no step of this epoch has filled it"
+                raise BlockError(slot=slot, block=block, problem=problem)
+        if len(set(blocks)) < len(blocks):
+            raise BlockError(slot=slot, block=blocks[-1], problem="a block is shared twice")
+        self._put_into_table(slot, held, blocks)
+        held.num_tokens = num_tokens
+        if held.sampling.has_penalties:
+            held.token_ids.extend(opening.cached_token_ids)
 
     def _extend(self, chunk: SequenceChunk) -> None:
         held = self._held(chunk.slot)
@@ -114,21 +149,27 @@ class SlotTable:
             block = held.block_ids[-1] if held.block_ids else -1
             problem = f"the last of {capacity} tokens' blocks, too few for {num_tokens} tokens"
             raise BlockError(slot=chunk.slot, block=block, problem=problem)
+        first, end = (n // self._limits.block_size for n in (held.num_tokens, num_tokens))
+        self._full_blocks.update(held.block_ids[first:end])
         held.num_tokens = num_tokens
         if held.sampling.has_penalties:
             held.token_ids.extend(chunk.token_ids)
 
     def _append_blocks(self, slot: int, held: Slot, block_ids: Sequence[int]) -> None:
+        self._check_blocks(slot, block_ids)
+        self._put_into_table(slot, held, block_ids)
+        self._full_blocks.difference_update(block_ids)
+
+    def _put_into_table(self, slot: int, held: Slot, block_ids: Sequence[int]) -> None:
         begin = len(held.block_ids)
         end = begin + len(block_ids)
         if begin == end:
             return
-        self._check_blocks(slot, block_ids)
         if end > self.tables_BP.shape[1]:
             problem = f"more than the {self.tables_BP.shape[1]} blocks of the longest sequence"
             raise BlockError(slot=slot, block=block_ids[-1], problem=problem)
         self.tables_BP[slot, begin:end] = torch.tensor(block_ids)
-        self._used_blocks.update(block_ids)
+        self._num_holders.update(block_ids)
         held.block_ids.extend(block_ids)
 
     def _check_blocks(self, slot: int, block_ids: Sequence[int]) -> None:
@@ -137,7 +178,7 @@ class SlotTable:
             if not 0 <= block < self._limits.num_blocks:
                 problem = f"it is outside the plan's {self._limits.num_blocks} blocks"
                 raise BlockError(slot=slot, block=block, problem=problem)
-            if block in self._used_blocks or block in new:
+            if block in self._num_holders or block in new:
                 raise BlockError(slot=slot, block=block, problem="it is in use")
             new.add(block)
 

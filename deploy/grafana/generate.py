@@ -182,6 +182,18 @@ NODES = Dashboard(
                     ),
                 ),
                 Panel("Preemptions", "short", (("stagemesh_preemptions_total", "all"),)),
+                Panel(
+                    "Tokens found in the prefix cache",
+                    "percentunit",
+                    (
+                        (
+                            "sum(rate(stagemesh_prefix_cache_hit_tokens_total[$__rate_interval]))"
+                            " / sum(rate(stagemesh_prefix_cache_queried_tokens_total"
+                            "[$__rate_interval]))",
+                            "hits",
+                        ),
+                    ),
+                ),
                 Panel("Workers in the mesh", "short", (("stagemesh_workers", "{{state}}"),)),
                 Panel(
                     "Epochs that ended, by cause",

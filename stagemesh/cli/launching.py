@@ -48,6 +48,7 @@ def coordinator_options(
         max_step_tokens=batching.max_step_tokens,
         num_steps_in_flight=batching.steps_in_flight,
         max_waiting=batching.max_waiting,
+        prefix_cache=batching.prefix_cache == "on",
         max_request_bytes=addresses.max_request_size,
         cors_origins=addresses.cors_origins or (),
     )

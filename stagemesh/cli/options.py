@@ -141,6 +141,9 @@ class BatchingOptions:
     max_waiting: MaxWaiting = 1024
     """Prompts that may wait, at most 1000000; more are refused."""
 
+    prefix_cache: Literal["on", "off"] = "on"
+    """Compute what prompts begin with in common only once, while it is in the KV cache."""
+
 
 @Parameter(name="*", group=_DEVICE)
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,16 +55,17 @@ class Slots:
             del self.tokens[slot], self.blocks[slot], self.num_logprobs[slot]
         for opening in step.opened_slots:
             assert opening.slot not in self.tokens, f"slot {opening.slot} is open"
-            self.tokens[opening.slot], self.blocks[opening.slot] = [], []
+            self.tokens[opening.slot] = list(opening.cached_token_ids)
+            self.blocks[opening.slot] = list(opening.cached_block_ids)
             self.num_logprobs[opening.slot] = opening.sampling.num_logprobs
             self.samplings.append(opening.sampling)
         for chunk in step.chunks:
             tokens = self.tokens[chunk.slot]
             assert chunk.position == len(tokens), f"slot {chunk.slot}: gap at {chunk.position}"
             tokens.extend(chunk.token_ids)
+            held = {block for blocks in self.blocks.values() for block in blocks}
+            assert held.isdisjoint(chunk.new_block_ids), "a block that is in use is written"
             self.blocks[chunk.slot].extend(chunk.new_block_ids)
-        held = [block for blocks in self.blocks.values() for block in blocks]
-        assert len(held) == len(set(held)), "a block is held twice"
         return [chunk.slot for chunk in step.chunks if chunk.sample]
 
 

@@ -48,6 +48,18 @@ def test_telemetry_recovery_lasts_from_the_end_of_serving_to_its_return() -> Non
     assert (recovery.epoch, recovery.cause, recovery.seconds) == (3, "worker_died", 2.5)
 
 
+def test_step_observer_counts_each_token_of_the_prefix_cache_once() -> None:
+    registry = CollectorRegistry()
+    observer = StepObserver(CoordinatorMetrics(registry))
+    observer.observe_prefix_cache(num_queried_tokens=10, num_hit_tokens=0)
+    observer.observe_prefix_cache(num_queried_tokens=30, num_hit_tokens=16)
+    values = [
+        registry.get_sample_value(f"stagemesh_prefix_cache_{what}_tokens_total", {"replica": "0"})
+        for what in ("queried", "hit")
+    ]
+    assert values == [30.0, 16.0]
+
+
 def test_step_observer_counts_what_steps_carry_and_each_preemption_once() -> None:
     registry = CollectorRegistry()
     observer = StepObserver(CoordinatorMetrics(registry))

@@ -56,11 +56,12 @@ chunks = st.builds(
     new_block_ids=_tuples(uint32),
     sample=st.booleans(),
 )
+openings = st.builds(SlotOpening, uint32, samplings, _tuples(uint32), _tuples(uint32))
 steps = st.builds(
     Step,
     number=uint64,
     released_slots=_tuples(uint32),
-    opened_slots=st.lists(st.builds(SlotOpening, uint32, samplings), max_size=3).map(tuple),
+    opened_slots=st.lists(openings, max_size=3).map(tuple),
     chunks=st.lists(chunks, max_size=3).map(tuple),
 )
 sampled_tokens = st.builds(

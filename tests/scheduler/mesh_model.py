@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runtime.step import SampledToken, SequenceChunk, SlotSampling, Step
+from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from scheduler import (
     FinishReason,
     FixedPolicy,
@@ -32,6 +32,7 @@ def make_limits(
     max_model_len: int = 64,
     num_steps_in_flight: int = 2,
     max_waiting: int = 100,
+    prefix_caching: bool = True,
 ) -> SchedulerLimits:
     """Limits of a small epoch, some of them changed."""
     return SchedulerLimits(
@@ -42,6 +43,7 @@ def make_limits(
         max_model_len=max_model_len,
         num_steps_in_flight=num_steps_in_flight,
         max_waiting=max_waiting,
+        prefix_caching=prefix_caching,
     )
 
 
@@ -51,10 +53,14 @@ def make_request(
     max_tokens: int = 4,
     stop_ids: frozenset[int] = frozenset(),
     arrival: float | None = None,
+    family: int | None = None,
+    cache_salt: str = "",
+    reads_prefix_cache: bool = True,
 ) -> SequenceRequest:
-    """A request; `prompt` is its tokens or just how many."""
+    """A request; `prompt` is its tokens or just how many, alike in those of one family."""
     if isinstance(prompt, int):
-        prompt = [(sequence_id * 7 + position * 3) % VOCAB_SIZE for position in range(prompt)]
+        start = 7 * (sequence_id if family is None else family)
+        prompt = [(start + position * 3) % VOCAB_SIZE for position in range(prompt)]
     return SequenceRequest(
         sequence_id=sequence_id,
         prompt_ids=tuple(prompt),
@@ -62,6 +68,8 @@ def make_request(
         max_tokens=max_tokens,
         stop_ids=stop_ids,
         arrival=float(sequence_id) if arrival is None else arrival,
+        cache_salt=cache_salt,
+        reads_prefix_cache=reads_prefix_cache,
     )
 
 
@@ -102,11 +110,12 @@ class StageModel:
         self._kv: dict[tuple[int, int], int] = {}
         self.slots: dict[int, StageSlot] = {}
         self.num_steps = 0
+        self.num_tokens = 0
 
     @property
     def num_blocks_used(self) -> int:
-        """Blocks in some block table."""
-        return sum(len(slot.block_table) for slot in self.slots.values())
+        """Blocks in some block table, each counted once."""
+        return len({block for slot in self.slots.values() for block in slot.block_table})
 
     def run(self, step: Step) -> tuple[SampledToken, ...]:
         """Applies releases, openings and chunks; returns the tokens drawn, in chunk order."""
@@ -120,9 +129,20 @@ class StageModel:
         for opening in step.opened_slots:
             assert opening.slot not in self.slots
             assert 0 <= opening.slot < self._limits.max_sequences
-            self.slots[opening.slot] = StageSlot(opening.sampling)
+            self.slots[opening.slot] = self._open(opening)
+        self.num_tokens += step.num_tokens
         tokens = (self._run_chunk(chunk) for chunk in step.chunks)
         return tuple(token for token in tokens if token is not None)
+
+    def _open(self, opening: SlotOpening) -> StageSlot:
+        """A slot with what the cache must hold for it already, by steps before this one."""
+        blocks, token_ids = list(opening.cached_block_ids), opening.cached_token_ids
+        slot = StageSlot(opening.sampling, blocks, len(token_ids))
+        assert len(token_ids) == len(blocks) * self._limits.block_size
+        assert len(set(blocks)) == len(blocks)
+        held = [self._kv[self._place(slot, position)] for position in range(len(token_ids))]
+        assert held == list(token_ids), "the cache holds other tokens than it is said to"
+        return slot
 
     def _run_chunk(self, chunk: SequenceChunk) -> SampledToken | None:
         slot = self.slots[chunk.slot]
@@ -133,6 +153,9 @@ class StageModel:
         assert taken.isdisjoint(chunk.new_block_ids)
         assert all(0 <= block < self._limits.num_blocks for block in chunk.new_block_ids)
         slot.block_table.extend(chunk.new_block_ids)
+        for block in chunk.new_block_ids:
+            for offset in range(self._limits.block_size):
+                self._kv.pop((block, offset), None)
         for token_id in chunk.token_ids:
             self._kv[self._place(slot, slot.num_tokens)] = token_id
             slot.num_tokens += 1

@@ -16,7 +16,7 @@ def test_decode_without_a_free_block_preempts_the_newest() -> None:
     assert mesh.scheduler.num_preemptions == 1
     assert step.released_slots == (1,)
     assert [mesh.scheduler.sequence_in_slot(chunk.slot) for chunk in step.chunks] == [1]
-    assert step.chunks[0].new_block_ids == (2,)
+    assert step.chunks[0].new_block_ids == (3,)
     mesh.finish()
 
 

@@ -19,6 +19,7 @@ epoch_limits = st.builds(
     max_model_len=st.just(MAX_MODEL_LEN),
     num_steps_in_flight=st.integers(1, 5),
     max_waiting=st.just(12),
+    prefix_caching=st.booleans(),
 )
 
 tight_limits = st.builds(
@@ -49,7 +50,8 @@ def test_load_that_overfills_the_cache_loses_and_doubles_nothing(
     mesh = Mesh(limits)
     for sequence_id, (num_prompt_tokens, max_tokens) in enumerate(sizes):
         if max_tokens <= limits.max_new_tokens(num_prompt_tokens):
-            mesh.add(make_request(sequence_id, num_prompt_tokens, max_tokens))
+            family = sequence_id % 3
+            mesh.add(make_request(sequence_id, num_prompt_tokens, max_tokens, family=family))
     for turn, (num_sends, num_receives) in enumerate(turns):
         for _ in range(num_sends):
             mesh.send()
@@ -74,6 +76,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 16),
         stop_ids=st.frozensets(st.integers(0, VOCAB_SIZE - 1), max_size=1),
         arrives_before=st.integers(0, 2),
+        family=st.integers(0, 1),
+        cache_salt=st.sampled_from(["", "", "other"]),
+        reads_prefix_cache=st.sampled_from([True, True, True, False]),
     )
     def add(
         self,
@@ -81,10 +86,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens: int,
         stop_ids: frozenset[int],
         arrives_before: int,
+        family: int,
+        cache_salt: str,
+        reads_prefix_cache: bool,
     ) -> None:
         self.num_requests += 1
-        arrival = float(self.num_requests - arrives_before)
-        request = make_request(self.num_requests, num_prompt_tokens, max_tokens, stop_ids, arrival)
+        request = make_request(
+            self.num_requests,
+            num_prompt_tokens,
+            max_tokens,
+            stop_ids,
+            arrival=float(self.num_requests - arrives_before),
+            family=family,
+            cache_salt=cache_salt,
+            reads_prefix_cache=reads_prefix_cache,
+        )
         try:
             self.mesh.add(request)
         except (NeverFitsError, PromptTooLongError):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,79 @@ def test_slot_table_slot_and_blocks_released_are_free_in_the_same_step(slots: Sl
     slots.apply(Step(1, released_slots=(1,), opened_slots=(OPENING,), chunks=(chunk,)))
     assert slots[1].num_tokens == 1
     assert slots[1].block_ids == [4]
+
+
+def open_cached(slot: int, tokens: tuple[int, ...], blocks: tuple[int, ...]) -> Step:
+    return Step(1, opened_slots=(SlotOpening(slot, SlotSampling(), tokens, blocks),))
+
+
+def test_slot_table_full_block_is_shared_until_its_last_slot_is_released(slots: SlotTable) -> None:
+    chunk = SequenceChunk(2, 4, (1, 2), new_block_ids=(5,))
+    step = open_cached(2, (7, 7, 7, 7), (4,))
+    slots.apply(replace(step, chunks=(chunk,)))
+    assert (slots[2].num_tokens, slots[2].block_ids) == (6, [4, 5])
+    assert slots.tables_BP[2, :2].tolist() == [4, 5]
+    assert slots.num_blocks_used == 3
+    slots.apply(Step(2, released_slots=(1,)))
+    assert slots.num_blocks_used == 2
+    slots.apply(Step(3, released_slots=(2,)))
+    assert slots.num_blocks_used == 0
+
+
+def test_slot_table_full_block_of_nobody_is_shared_again(slots: SlotTable) -> None:
+    slots.apply(Step(1, released_slots=(1,)))
+    slots.apply(replace(open_cached(1, (7, 7, 7, 7), (4,)), number=2))
+    assert (slots[1].num_tokens, slots.num_blocks_used) == (4, 1)
+
+
+def test_slot_table_cached_tokens_count_for_penalties(slots: SlotTable) -> None:
+    opening = SlotOpening(2, SlotSampling(presence_penalty=1.0), (7, 7, 7, 7), (4,))
+    chunk = SequenceChunk(2, 4, (9,), new_block_ids=(5,))
+    slots.apply(Step(1, opened_slots=(opening,), chunks=(chunk,)))
+    assert slots[2].token_ids == [7, 7, 7, 7, 9]
+    slots.apply(Step(2, released_slots=(2,)))
+
+
+def test_slot_table_writing_a_shared_block_raises(slots: SlotTable) -> None:
+    slots.apply(open_cached(2, (7, 7, 7, 7), (4,)))
+    with pytest.raises(BlockError, match="in use"):
+        slots.apply(Step(2, chunks=(SequenceChunk(2, 4, (1,), new_block_ids=(4,)),)))
+    slots.apply(Step(2, released_slots=(2,)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks", "problem"),
+    [
+        ((7,) * 4, (0,), "has filled"),  # holds one token
+        ((7,) * 4, (3,), "has filled"),  # never held any
+        ((7,) * 8, (4, 4), "twice"),
+        ((7,) * 3, (4,), "expected 4"),
+        ((), (4,), "expected 4"),
+    ],
+)
+def test_slot_table_opening_with_blocks_that_cannot_be_shared_raises(
+    slots: SlotTable, tokens: tuple[int, ...], blocks: tuple[int, ...], problem: str
+) -> None:
+    with pytest.raises((BlockError, FrameError), match=problem):
+        slots.apply(open_cached(2, tokens, blocks))
+    slots.apply(Step(2, released_slots=(2,)))
+
+
+def test_slot_table_block_taken_anew_is_not_full(slots: SlotTable) -> None:
+    slots.apply(Step(1, released_slots=(1,)))
+    chunk = SequenceChunk(1, 0, (7,), new_block_ids=(4,))
+    slots.apply(Step(2, opened_slots=(OPENING,), chunks=(chunk,)))
+    with pytest.raises(BlockError, match="has filled"):
+        slots.apply(open_cached(2, (7, 7, 7, 7), (4,)))
+    slots.apply(Step(3, released_slots=(2,)))
+
+
+def test_slot_table_block_filled_in_the_same_step_is_not_shared() -> None:
+    table = SlotTable(LIMITS)
+    openings = (OPENING, SlotOpening(2, SlotSampling(), (7, 7, 7, 7), (4,)))
+    chunk = SequenceChunk(1, 0, (7, 7, 7, 7), new_block_ids=(4,))
+    with pytest.raises(BlockError, match="has filled"):
+        table.apply(Step(0, opened_slots=openings, chunks=(chunk,)))
 
 
 @pytest.mark.parametrize(
