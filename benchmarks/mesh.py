@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from stagemesh import AsyncClient
 from stagemesh.cli.launching import make_launch_plan
 from stagemesh.cli.options import (
+    AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
@@ -27,6 +28,7 @@ async def serving_mesh(model: str, options: argparse.Namespace) -> AsyncIterator
         BatchingOptions(steps_in_flight=options.steps_in_flight),
         DeviceOptions(threads=options.threads),
         AddressOptions(grpc="127.0.0.1:0", mesh="127.0.0.1:0"),
+        AccessOptions(),
         LogOptions(),
     )
     async with local_mesh(plan, lambda line: print(line, file=sys.stderr)) as mesh:

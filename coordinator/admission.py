@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from coordinator.answer_text import AnswerText
+from coordinator.api_keys import ANONYMOUS, Tenant
 from coordinator.detokenizer import Detokenizer
 from coordinator.engine import Engine
 from coordinator.generation import Generation
 from coordinator.output import OutputStream
+from coordinator.quotas import Account, Quotas
 from coordinator.requests import GenerationRequest
 from coordinator.served_model import ServedModel
 from coordinator.slot_sampling import slot_sampling
@@ -69,45 +71,53 @@ class Admission:
         self._max_model_len = max_model_len
         self.max_prompts = max_waiting
         self._num_early = 0
-        # Requests between their admission and their end, by the ids that clients gave them.
-        self._admitted: dict[str, list[_Admitted]] = {}
+        self._quotas = Quotas(engine.clock)
+        # Requests between their admission and their end, by tenant and the id that the client gave.
+        self._admitted: dict[tuple[str, str], list[_Admitted]] = {}
         self._sequence_ids = itertools.count(1)
 
     @asynccontextmanager
     async def generate(
-        self, request: GenerationRequest, is_late: Callable[[], bool] = lambda: False
+        self,
+        request: GenerationRequest,
+        tenant: Tenant = ANONYMOUS,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[OutputStream]:
         """The output of an admitted request; what is unfinished at the end is cancelled.
 
         `is_late` says then whether the request's deadline has passed.
 
         Raises what `check_request` says, `EmptyPromptError`, `PromptTooLongError`,
-        `QueueFullError`, and why nothing is served if that is so.
+        `QueueFullError`, what `Quotas.admit` does, and why nothing is served if that is so.
         """
         arrival = self._engine.clock()
-        model = await self.model()
-        check_request(request, model.name, model.config.vocab_size, self.max_prompts)
-        tokenized = await self._tokenize(request, model)
-        output, generations = self._generations(tokenized, model, arrival)
-        log = _log.bind(request_id=request.request_id)
-        admitted = _Admitted(output, tuple(generations))
-        self._admitted.setdefault(request.request_id, []).append(admitted)
-        try:
-            self._engine.submit(generations)
-            log.info("request_admitted", num_prompt_tokens=[len(p) for p in tokenized.prompts])
-            yield output
-        finally:
-            self._forget(request.request_id, admitted)
-            error = DeadlineExceededError if is_late() else RequestCancelledError
-            num_unfinished = self._engine.cancel(generations, error.code)
-            log.info("request_ended", num_unfinished=num_unfinished)
+        with self._quotas.admit(tenant) as account:
+            model = await self.model()
+            check_request(request, model.name, model.config.vocab_size, self.max_prompts)
+            tokenized = await self._tokenize(request, model)
+            output, generations = self._generations(tokenized, model, arrival, account)
+            log = _log.bind(request_id=request.request_id, tenant=tenant.name)
+            admitted = _Admitted(output, tuple(generations))
+            key = (tenant.name, request.request_id)
+            self._admitted.setdefault(key, []).append(admitted)
+            try:
+                self._engine.submit(generations)
+                num_tokens = [len(prompt) for prompt in tokenized.prompts]
+                account.charge(sum(num_tokens))
+                log.info("request_admitted", num_prompt_tokens=num_tokens)
+                yield output
+            finally:
+                self._forget(key, admitted)
+                error = DeadlineExceededError if is_late() else RequestCancelledError
+                num_unfinished = self._engine.cancel(generations, error.code)
+                log.info("request_ended", num_unfinished=num_unfinished)
 
-    def cancel(self, request_id: str) -> int:
-        """Ends the requests of that id with `RequestCancelledError`; how many there were.
+    def cancel(self, request_id: str, tenant: Tenant = ANONYMOUS) -> int:
+        """Ends a tenant's requests of that id, with `RequestCancelledError`; how many there were.
 
         Ids are the clients': several requests may have the same.
         """
-        admitted = self._admitted.get(request_id, ())
+        admitted = self._admitted.get((tenant.name, request_id), ())
         for request in admitted:
             request.output.fail(RequestCancelledError())
             self._engine.cancel(request.generations)
@@ -119,12 +129,12 @@ class Admission:
         most = self._max_model_len or model.config.max_position_embeddings
         return limits.max_model_len if limits is not None else most
 
-    def _forget(self, request_id: str, admitted: "_Admitted") -> None:
-        others = [other for other in self._admitted[request_id] if other is not admitted]
+    def _forget(self, key: tuple[str, str], admitted: "_Admitted") -> None:
+        others = [other for other in self._admitted[key] if other is not admitted]
         if others:
-            self._admitted[request_id] = others
+            self._admitted[key] = others
         else:
-            del self._admitted[request_id]
+            del self._admitted[key]
 
     async def model(self) -> ServedModel:
         """The served model, once it is loaded; raises `QueueFullError` if too many wait for it."""
@@ -152,7 +162,7 @@ class Admission:
         return _Tokenized(request, prompts, max_tokens)
 
     def _generations(
-        self, tokenized: _Tokenized, model: ServedModel, arrival: float
+        self, tokenized: _Tokenized, model: ServedModel, arrival: float, account: Account
     ) -> tuple[OutputStream, list[Generation]]:
         """All choices of all prompts, in the order in which `OutputStream` counts them."""
         request, num_choices = tokenized.request, tokenized.request.num_choices
@@ -174,7 +184,7 @@ class Admission:
             )
             stops = StopStrings(request.stop, request.include_stop)
             text = AnswerText(Detokenizer(model.tokenizer), stops, request.min_tokens)
-            generations.append(Generation(sequence, number, text, output))
+            generations.append(Generation(sequence, number, text, output, account))
         return output, generations
 
     def _seed(self, request: GenerationRequest) -> int:

@@ -11,6 +11,7 @@ import uuid
 from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
+from coordinator.api_keys import ApiKeys, Tenant
 from coordinator.engine import Engine
 from coordinator.membership import Member, Membership
 from coordinator.options import CoordinatorOptions
@@ -48,6 +49,8 @@ class Coordinator:
         self.admission = Admission(
             self.model, self.engine, options.max_model_len, options.max_waiting
         )
+        limits = Tenant("", options.key_max_in_flight, options.key_tokens_per_minute)
+        self.keys = ApiKeys(options.api_keys, limits, options.launcher_key_hash)
         self._expose_load()
         self.started_at = int(time.time())
         self._started = time.monotonic()

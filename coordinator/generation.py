@@ -2,6 +2,7 @@
 
 from coordinator.answer_text import AnswerText
 from coordinator.output import OutputStream
+from coordinator.quotas import Account
 from coordinator.requests import Finish, Timings, Usage
 from runtime.errors import StagemeshError
 from runtime.step import SampledToken
@@ -15,15 +16,21 @@ class Generation:
     """
 
     def __init__(
-        self, request: SequenceRequest, number: int, text: AnswerText, output: OutputStream
+        self,
+        request: SequenceRequest,
+        number: int,
+        text: AnswerText,
+        output: OutputStream,
+        account: Account,
     ) -> None:
-        """`number` is the choice's in `output`."""
+        """`number` is the choice's in `output`; `account` pays for its tokens."""
         self.request = request
         # When its latest token came, in the clock's seconds.
         self.last_token: float | None = None
         self._number = number
         self._text = text
         self._output = output
+        self._account = account
         self._started: float | None = None
         self._first_token: float | None = None
         self._num_tokens = 0
@@ -47,6 +54,7 @@ class Generation:
             self._first_token = now
         self.last_token = now
         self._num_tokens += 1
+        self._account.charge(1)
         # The token that stops generation is reported, its text is not part of the answer.
         stops = reason is FinishReason.STOP
         text = "" if stops else self._text.push(token.token_id)

@@ -1,6 +1,7 @@
 """Owns what a coordinator process is told at its start; reads no environment, checks no model."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 AUTO_DTYPE = "auto"
 """The checkpoint's dtype if all workers compute it at full speed, otherwise float32."""
@@ -60,6 +61,17 @@ class CoordinatorOptions:
     max_request_bytes: int = 4 * 2**20
     # Origins whose web pages may call the HTTP door from a browser; `*` is all.
     cors_origins: tuple[str, ...] = ()
+    # The file of API keys; None: the doors ask for none.
+    api_keys: Path | None = None
+    # Doors that other machines reach may do without keys.
+    allow_anonymous: bool = False
+    # Metrics and the mesh's state ask for a key, too.
+    protect_state: bool = False
+    # The limits of keys for which the file says none; None is no limit.
+    key_max_in_flight: int | None = None
+    key_tokens_per_minute: int | None = None
+    # The hash of one more key, which the launcher made for itself.
+    launcher_key_hash: str = ""
     exit_with_parent: bool = False
 
     @property

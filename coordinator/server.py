@@ -13,6 +13,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.coordinator import Coordinator
+from coordinator.exposure import check_access
+from coordinator.guard import GrpcGuard
 from coordinator.http.app import make_app
 from coordinator.http.server import HttpServer
 from coordinator.mesh_service import MeshService
@@ -49,8 +51,8 @@ class Addresses:
 def run_coordinator(options: CoordinatorOptions) -> None:
     """Serves until SIGINT, SIGTERM or, if so told, the parent's end.
 
-    Raises `PortTakenError` at once; what is wrong with the model is told by `GetState`, because
-    whoever waits for this coordinator asks there.
+    Raises `PortTakenError`, `OpenDoorError` or `KeyFileError` at once; what is wrong with the model
+    is told by `GetState`, because whoever waits for this coordinator asks there.
     """
     process.run(
         lambda stop: serve_coordinator(options, stop), exit_with_parent=options.exit_with_parent
@@ -63,6 +65,7 @@ async def serve_coordinator(
     started: asyncio.Future[Addresses] | None = None,
 ) -> None:
     """Serves until `stop` is set; `started` gets the bound addresses."""
+    check_access(options)
     coordinator = Coordinator(options)
     mesh_service = MeshService(
         coordinator.membership,
@@ -109,6 +112,7 @@ async def _run_until(
         running = tasks.create_task(coordinator.run())
         health_task = tasks.create_task(_publish_health(coordinator, health_servicer))
         lag_task = tasks.create_task(observe_loop_lag(coordinator.metrics.event_loop_lag))
+        keys_task = tasks.create_task(coordinator.keys.watch())
         await stop.wait()
         health_task.cancel()
         await _drain(coordinator, health_servicer)
@@ -116,6 +120,7 @@ async def _run_until(
         await door.stop(_CLOSE_SECONDS)
         running.cancel()
         lag_task.cancel()
+        keys_task.cancel()
 
 
 async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthServicer) -> None:
@@ -129,7 +134,7 @@ async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthSer
 def _make_door(
     coordinator: Coordinator, health_servicer: health.aio.HealthServicer
 ) -> grpc.aio.Server:
-    door = rpc.make_server()
+    door = rpc.make_server(GrpcGuard(coordinator.keys, coordinator.options.protect_state))
     inference_pb2_grpc.add_InferenceServicer_to_server(
         InferenceService(coordinator.admission), door
     )

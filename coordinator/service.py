@@ -8,6 +8,7 @@ from typing import Any
 import grpc.aio
 
 from coordinator.admission import Admission
+from coordinator.guard import CURRENT_TENANT
 from coordinator.inference_codec import (
     check_message,
     prompt_from_proto,
@@ -83,7 +84,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.CancelRequest, context: _Context
     ) -> inference_pb2.CancelResponse:
         """Never fails for a request that is over: its end and the call may cross."""
-        num_cancelled = self._admission.cancel(request.request_id)
+        num_cancelled = self._admission.cancel(request.request_id, CURRENT_TENANT.get())
         return inference_pb2.CancelResponse(num_cancelled=num_cancelled)
 
     async def _stream(
@@ -93,7 +94,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         def is_late() -> bool:
             return has_timed_out() or context.time_remaining() == 0
 
-        async with self._admission.generate(request, is_late) as output:
+        async with self._admission.generate(request, CURRENT_TENANT.get(), is_late) as output:
             async for update in output:
                 await context.write(update_to_proto(update, request.request_id))
 

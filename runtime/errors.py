@@ -242,6 +242,31 @@ class PortTakenError(StagemeshError):
 
 
 @dataclass(eq=False, kw_only=True)
+class OpenDoorError(StagemeshError):
+    """Raised when a door would serve other machines without asking for an API key."""
+
+    code = "open_door"
+    grpc_status = "FAILED_PRECONDITION"
+    template = (
+        "other machines could use {address} without an API key: name a file of keys with "
+        "--api-keys FILE (stagemesh keys add NAME --api-keys FILE makes one), listen on 127.0.0.1, "
+        "or say --allow-anonymous"
+    )
+    address: str
+
+
+@dataclass(eq=False, kw_only=True)
+class KeyFileError(StagemeshError):
+    """Raised when the file of API keys cannot be used as it is."""
+
+    code = "key_file"
+    grpc_status = "FAILED_PRECONDITION"
+    template = "API keys {path}: {problem}"
+    path: str
+    problem: str
+
+
+@dataclass(eq=False, kw_only=True)
 class NotEnoughMemoryError(StagemeshError):
     """Raised when a stage's weights or KV cache do not fit the device."""
 
@@ -414,6 +439,49 @@ class QueueFullError(StagemeshError):
     template = "{num_waiting} requests wait already (limit {limit}); try again later"
     num_waiting: int
     limit: int
+
+
+@dataclass(eq=False, kw_only=True)
+class UnauthenticatedError(BadRequestError):
+    """Raised when a door that asks for API keys gets none, or one that it does not know."""
+
+    code = "invalid_api_key"
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+    template = "{problem}; send an API key, as authorization: Bearer KEY"
+    problem: str
+
+
+@dataclass(eq=False, kw_only=True)
+class TooManyInFlightError(StagemeshError):
+    """Raised when one API key has as many requests under way as it may."""
+
+    code = "too_many_in_flight"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    retry_after_seconds = 1
+    template = "this API key has {limit} requests under way, as many as it may; wait for one's end"
+    limit: int
+
+
+@dataclass(eq=False, kw_only=True)
+class TokenRateError(StagemeshError):
+    """Raised when one API key has used the tokens that it gets in a minute."""
+
+    code = "token_rate_exceeded"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    template = (
+        "this API key has used its {tokens_per_minute} tokens a minute; "
+        "try again in {wait_seconds} s"
+    )
+    tokens_per_minute: int
+    wait_seconds: int
+
+    @property
+    def retry_after_seconds(self) -> int:  # type: ignore[override]  # only here it is not constant
+        """Whole seconds until the key may ask again."""
+        return self.wait_seconds
 
 
 @dataclass(eq=False, kw_only=True)

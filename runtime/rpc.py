@@ -73,9 +73,9 @@ def dial(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-def make_server() -> grpc.aio.Server:
+def make_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
     """A server whose handlers may raise `StagemeshError`; services and `bind` come next."""
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(ErrorInterceptor(),))
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(ErrorInterceptor(), *interceptors))
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -31,6 +31,7 @@ DEFAULT_TARGET: Final = "127.0.0.1:50050"
 CALL_TIMEOUT_SECONDS: Final = 5.0
 
 Answer = TypeVar("Answer")
+Metadata = tuple[tuple[str, str], ...]
 
 
 class AsyncClient:
@@ -41,8 +42,9 @@ class AsyncClient:
             ...
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+    def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None) -> None:
         self.target = target
+        self._metadata = key_metadata(api_key)
         self._channel = dial(target)
         self._inference = InferenceStub(self._channel)
         self._operations = OperationsStub(self._channel)
@@ -66,7 +68,9 @@ class AsyncClient:
         self, request: GenerationRequest, *, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Update, None]:
         """Streams the updates of all prompts as they come; they carry their prompt's index."""
-        call = self._inference.Infer(request_to_proto(request), timeout=timeout_seconds)
+        call = self._inference.Infer(
+            request_to_proto(request), timeout=timeout_seconds, metadata=self._metadata
+        )
         try:
             async for message in call:
                 yield update_from_proto(message)
@@ -78,7 +82,9 @@ class AsyncClient:
     async def state(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshState:
         """What the mesh is doing now."""
         request = mesh_pb2.GetStateRequest()
-        message = await self._answer(self._operations.GetState(request, timeout=timeout_seconds))
+        message = await self._answer(
+            self._operations.GetState(request, timeout=timeout_seconds, metadata=self._metadata)
+        )
         return state_from_proto(message)
 
     async def tokenize(
@@ -86,7 +92,9 @@ class AsyncClient:
     ) -> tuple[int, ...]:
         """The tokens of a prompt, as a generation would read it."""
         request = inference_pb2.TokenizeRequest(prompt=prompt_to_proto(prompt))
-        message = await self._answer(self._inference.Tokenize(request, timeout=timeout_seconds))
+        message = await self._answer(
+            self._inference.Tokenize(request, timeout=timeout_seconds, metadata=self._metadata)
+        )
         return tuple(message.token_ids)
 
     async def detokenize(
@@ -94,13 +102,17 @@ class AsyncClient:
     ) -> str:
         """The text of tokens, special ones left out."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
-        message = await self._answer(self._inference.Detokenize(request, timeout=timeout_seconds))
+        message = await self._answer(
+            self._inference.Detokenize(request, timeout=timeout_seconds, metadata=self._metadata)
+        )
         return message.text
 
     async def models(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> tuple[Model, ...]:
         """What is served."""
         request = inference_pb2.ListModelsRequest()
-        message = await self._answer(self._inference.ListModels(request, timeout=timeout_seconds))
+        message = await self._answer(
+            self._inference.ListModels(request, timeout=timeout_seconds, metadata=self._metadata)
+        )
         return models_from_proto(message)
 
     async def cancel(
@@ -108,7 +120,9 @@ class AsyncClient:
     ) -> int:
         """Ends the requests of that id, at whichever door they came in; how many there were."""
         request = inference_pb2.CancelRequest(request_id=request_id)
-        message = await self._answer(self._inference.Cancel(request, timeout=timeout_seconds))
+        message = await self._answer(
+            self._inference.Cancel(request, timeout=timeout_seconds, metadata=self._metadata)
+        )
         return message.num_cancelled
 
     async def _answer(self, call: Awaitable[Answer]) -> Answer:
@@ -116,3 +130,8 @@ class AsyncClient:
             return await call
         except grpc.RpcError as error:
             raise rpc_error(error, self.target) from None
+
+
+def key_metadata(api_key: str | None) -> Metadata:
+    """What tells a door whose call it is."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()

@@ -36,6 +36,8 @@ class LaunchPlan:
     http: str
     # Workers listen on this address's host, on the first free ports from its port up.
     first_worker_address: str
+    # What the launcher shows to be told the state.
+    api_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class LocalMesh:
         self._on_line = on_line
         self._restarts = restarts
         self._worker_addresses: dict[str, str] = {}
-        self._client = AsyncClient(plan.target)
+        self._client = AsyncClient(plan.target, api_key=plan.api_key)
 
     async def until_ready(self, on_state: Callable[[MeshState], None]) -> MeshState:
         """Follows the start, state by state; LaunchError if the mesh cannot be formed."""

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from protos import inference_pb2, mesh_pb2
 from runtime.rpc import CHANNEL_OPTIONS
-from stagemesh.client import CALL_TIMEOUT_SECONDS, DEFAULT_TARGET
+from stagemesh.client import CALL_TIMEOUT_SECONDS, DEFAULT_TARGET, key_metadata
 from stagemesh.generation import (
     GenerationRequest,
     Model,
@@ -33,8 +33,9 @@ Answer = TypeVar("Answer", bound=Message)
 class Client:
     """A connection to one mesh, for programs without an event loop; use it as `with`."""
 
-    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+    def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None) -> None:
         self.target = target
+        self._metadata = key_metadata(api_key)
         self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._infer = self._channel.unary_stream(
             "/stagemesh.v1.Inference/Infer",
@@ -61,7 +62,9 @@ class Client:
         self, request: GenerationRequest, *, timeout_seconds: float | None = None
     ) -> Generator[Update, None, None]:
         """Streams the updates of all prompts as they come; they carry their prompt's index."""
-        call = self._infer(request_to_proto(request), timeout=timeout_seconds)
+        call = self._infer(
+            request_to_proto(request), timeout=timeout_seconds, metadata=self._metadata
+        )
         try:
             for message in call:
                 yield update_from_proto(message)
@@ -116,6 +119,6 @@ class Client:
             f"/stagemesh.v1.{method}", type(request).SerializeToString, answer.FromString
         )
         try:
-            return call(request, timeout=timeout_seconds)
+            return call(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as error:
             raise rpc_error(error, self.target) from None

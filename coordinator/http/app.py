@@ -7,6 +7,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.coordinator import Coordinator
+from coordinator.guard import HttpGuard
 from coordinator.http.chat import parse_chat
 from coordinator.http.completions import parse_completion
 from coordinator.http.delivery import GeneratedResponse
@@ -36,7 +37,8 @@ def make_app(coordinator: Coordinator) -> ASGIApp:
         Route("/sd", Discovery(coordinator.membership).targets),
         *live_routes(),
     ]
-    edge = Edge(Router(routes, redirect_slashes=False, default=_unknown_route))
+    router = Router(routes, redirect_slashes=False, default=_unknown_route)
+    edge = Edge(HttpGuard(router, coordinator.keys, coordinator.options.protect_state))
     origins = coordinator.options.cors_origins
     if not origins:
         return edge
@@ -59,13 +61,14 @@ class _Calls:
     async def chat(self, request: Request) -> Response:
         """A conversation goes on."""
         fields = await read_fields(request, self._max_bytes)
-        return GeneratedResponse(self._admission, parse_chat(fields, request.state.request_id))
+        call = parse_chat(fields, request.state.request_id)
+        return GeneratedResponse(self._admission, call, request.state.tenant)
 
     async def completion(self, request: Request) -> Response:
         """A text goes on."""
         fields = await read_fields(request, self._max_bytes)
         call = parse_completion(fields, request.state.request_id)
-        return GeneratedResponse(self._admission, call)
+        return GeneratedResponse(self._admission, call, request.state.tenant)
 
 
 async def _unknown_route(scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.admission import Admission
+from coordinator.api_keys import Tenant
 from coordinator.http.connection import while_connected
 from coordinator.http.errors import error_body, rename_field
 from coordinator.http.form import JSON, Answer, Call, Form, usage_body
@@ -41,9 +42,10 @@ _log = get_logger()
 class GeneratedResponse(Response):
     """A response that is generated while it is sent."""
 
-    def __init__(self, admission: Admission, call: Call) -> None:
+    def __init__(self, admission: Admission, call: Call, tenant: Tenant) -> None:
         super().__init__()
         self._admission = admission
+        self._tenant = tenant
         self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +56,7 @@ class GeneratedResponse(Response):
         call = self._call
         try:
             form = call.make_form(await self._admission.model())
-            async with self._admission.generate(call.request) as output:
+            async with self._admission.generate(call.request, self._tenant) as output:
                 envelope = _Envelope(call, form, output)
                 if call.delivery.stream:
                     await _Events(send, envelope, output).send_all()

@@ -10,6 +10,7 @@ from runtime.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
     StagemeshError,
+    UnauthenticatedError,
     UnsupportedParameterError,
 )
 
@@ -44,6 +45,8 @@ def error_response(error: StagemeshError) -> JSONResponse:
     headers = {}
     if error.retry_after_seconds is not None:
         headers["retry-after"] = str(error.retry_after_seconds)
+    if isinstance(error, UnauthenticatedError):
+        headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowedError):
         headers["allow"] = error.allowed
     return JSONResponse(error_body(error), error.http_status, headers)

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from stagemesh.cli.infer import stream_text, warn_unless_ready
-from stagemesh.cli.options import Address, NotNegative
+from stagemesh.cli.options import Address, ApiKey, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.silence import SilenceWatch
 from stagemesh.client import DEFAULT_TARGET
@@ -23,6 +23,7 @@ _HELP = "Ctrl-C ends an answer, /reset forgets the conversation, Ctrl-D ends the
 def chat(
     *,
     target: Address = DEFAULT_TARGET,
+    api_key: ApiKey = None,
     system: str | None = None,
     max_tokens: NotNegative | None = None,
     sampling: SamplingOptions = SAMPLING_DEFAULTS,
@@ -37,6 +38,8 @@ def chat(
     ----------
     target
         The door of the mesh.
+    api_key
+        The key that the door asks for; others cannot see its environment variable.
     system
         What the model is told before the conversation. [default: nothing]
     max_tokens
@@ -46,7 +49,7 @@ def chat(
     """
     opening = () if system is None else (ChatMessage("system", system),)
     template = GenerationRequest(prompts=(), sampling=sampling.sampling(), max_tokens=max_tokens)
-    with Client(target) as client:
+    with Client(target, api_key=api_key) as client:
         warn_unless_ready(client)
         _talk(client, opening, template, timeout)
 

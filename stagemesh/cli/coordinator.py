@@ -5,15 +5,18 @@ from dataclasses import replace
 from rich.console import Console
 
 from runtime.logs import configure_logging
-from stagemesh.cli.launching import check_model, coordinator_options
+from stagemesh.cli.launching import check_options, coordinator_options
 from stagemesh.cli.options import (
+    ACCESS_DEFAULTS,
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
     PLAN_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
+    AccessOptions,
     AddressOptions,
     BatchingOptions,
     ExitWithParent,
+    LauncherKeyHash,
     PlanOptions,
     ProcessLogOptions,
 )
@@ -27,8 +30,10 @@ def coordinator(
     plan: PlanOptions = PLAN_DEFAULTS,
     batching: BatchingOptions = BATCHING_DEFAULTS,
     addresses: AddressOptions = ADDRESS_DEFAULTS,
+    access: AccessOptions = ACCESS_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
+    launcher_key_hash: LauncherKeyHash = "",
 ) -> None:
     """Run the coordinator of a mesh: it takes requests and waits for its workers.
 
@@ -42,12 +47,16 @@ def coordinator(
         node must have the same one.
     exit_with_parent
         Stop when standard input ends.
+    launcher_key_hash
+        The hash of the API key with which the parent asks for the state.
     """
     # Here, so that other commands do not wait for a tokenizer to be imported.
     from coordinator.server import run_coordinator
 
     configure_logging("coordinator", logs.log_level, logs.log_json)
-    options = coordinator_options(model, plan, batching, addresses)
+    options = coordinator_options(model, plan, batching, addresses, access)
     with ProgressView(Console(stderr=True)) as progress:
-        check_model(options, progress)
-    run_coordinator(replace(options, exit_with_parent=exit_with_parent))
+        check_options(options, progress)
+    run_coordinator(
+        replace(options, exit_with_parent=exit_with_parent, launcher_key_hash=launcher_key_hash)
+    )

@@ -2,8 +2,9 @@
 
 from rich.console import Console
 
-from stagemesh.cli.launching import check_model, coordinator_options, make_launch_plan
+from stagemesh.cli.launching import check_options, coordinator_options, make_launch_plan
 from stagemesh.cli.options import (
+    ACCESS_DEFAULTS,
     BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
     LOG_DEFAULTS,
@@ -46,7 +47,8 @@ def demo(
     """
     news = Console(stderr=True)
     plan, batching, addresses = PlanOptions(pp=pp), BATCHING_DEFAULTS, _FREE_ADDRESSES
-    launch_plan = make_launch_plan(model, plan, batching, device, addresses, logs)
+    access = ACCESS_DEFAULTS
+    launch_plan = make_launch_plan(model, plan, batching, device, addresses, access, logs)
     with ProgressView(news) as progress:
-        check_model(coordinator_options(model, plan, batching, addresses), progress)
+        check_options(coordinator_options(model, plan, batching, addresses, access), progress)
     run_interruptible(Demo(launch_plan, prompt, max_tokens, Console(), news).run)

@@ -15,9 +15,9 @@ Examples:
     stagemesh serve smollm2 --pp 3
     stagemesh serve ./my-model --layers 3,20,7
     stagemesh serve ./my-model.gguf --pp 2 --kv-memory 2GiB --max-model-len 4096
-    stagemesh serve smollm2 --grpc 0.0.0.0:50050 --http 0.0.0.0:8000
+    stagemesh serve smollm2 --grpc 0.0.0.0:50050 --http 0.0.0.0:8000 --api-keys keys.toml
 
-The last one is open to every machine that can reach this one, unprotected."""
+Doors that other machines can reach ask for API keys; stagemesh keys add NAME makes one."""
 
 INFER = """\
 Examples:
@@ -61,7 +61,7 @@ Examples:
 COORDINATOR = """\
 Examples, with the workers on two other machines:
 
-    stagemesh coordinator smollm2 --pp 2 --grpc 0.0.0.0:50050 --mesh 0.0.0.0:50051
+    stagemesh coordinator smollm2 --pp 2 --mesh 0.0.0.0:50051
     stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100
     stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.3:50100"""
 
@@ -78,6 +78,12 @@ Examples:
     stagemesh health                        the door on this machine is alive
     stagemesh health --ready                it serves requests
     stagemesh health --ready 10.0.0.2:50100 that worker is in a mesh"""
+
+KEYS = """\
+Examples:
+
+    stagemesh keys add alice --api-keys keys.toml
+    stagemesh keys add bob --api-keys keys.toml --max-in-flight 8 --tokens-per-minute 60000"""
 
 SIMULATE = """\
 Examples:

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from runtime.errors import EmptyPromptError, InvalidRequestError
-from stagemesh.cli.options import Address, Flag, NotNegative
+from stagemesh.cli.options import Address, ApiKey, Flag, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.silence import SilenceWatch
 from stagemesh.client import DEFAULT_TARGET
@@ -23,6 +23,7 @@ def infer(
     /,
     *,
     target: Address = DEFAULT_TARGET,
+    api_key: ApiKey = None,
     max_tokens: NotNegative | None = None,
     min_tokens: NotNegative = 0,
     stop: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
@@ -44,6 +45,8 @@ def infer(
         What to say; - reads it from standard input.
     target
         The door of the mesh.
+    api_key
+        The key that the door asks for; others cannot see its environment variable.
     max_tokens
         Tokens to generate at most. [default: as many as the context holds]
     min_tokens
@@ -72,7 +75,7 @@ def infer(
         ignore_eos=ignore_eos,
         model=model_name,
     )
-    with Client(target) as client:
+    with Client(target, api_key=api_key) as client:
         warn_unless_ready(client)
         with SilenceWatch(client.state, sys.stderr.write) as watch:
             last = stream_text(watch.through(client.infer(request, timeout_seconds=timeout)))

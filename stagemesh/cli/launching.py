@@ -3,6 +3,8 @@
 import os
 from dataclasses import replace
 
+from coordinator.api_keys import hash_of, new_key
+from coordinator.exposure import check_access
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from runtime.checkpoint import Checkpoint
@@ -11,6 +13,7 @@ from runtime.memory import total_memory_bytes
 from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
 from stagemesh.cli.options import (
+    AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
@@ -26,7 +29,11 @@ FIRST_WORKER_ADDRESS = "127.0.0.1:50100"
 
 
 def coordinator_options(
-    model: str, plan: PlanOptions, batching: BatchingOptions, addresses: AddressOptions
+    model: str,
+    plan: PlanOptions,
+    batching: BatchingOptions,
+    addresses: AddressOptions,
+    access: AccessOptions,
 ) -> CoordinatorOptions:
     """What the command line says, in the coordinator's own words."""
     return CoordinatorOptions(
@@ -51,15 +58,21 @@ def coordinator_options(
         prefix_cache=batching.prefix_cache == "on",
         max_request_bytes=addresses.max_request_size,
         cors_origins=addresses.cors_origins or (),
+        api_keys=access.api_keys,
+        allow_anonymous=access.allow_anonymous,
+        protect_state=access.protect_state,
+        key_max_in_flight=access.key_max_in_flight,
+        key_tokens_per_minute=access.key_tokens_per_minute,
     )
 
 
-def check_model(options: CoordinatorOptions, progress: ProgressView) -> None:
+def check_options(options: CoordinatorOptions, progress: ProgressView) -> None:
     """Downloads or converts the model where needed, and refuses at once what can be seen now.
 
-    The processes find the model in the cache then. Raises what the coordinator would report:
-    the model is not there, its files are broken, the layers do not add up.
+    The processes find the model in the cache then. Raises what the coordinator would report: a
+    door is open to others, keys or the model are not there or broken, the layers do not add up.
     """
+    check_access(options)
     folder = resolve_model(options.model, progress=progress.show_preparation)
     config = load_model_config(folder)
     checkpoint = Checkpoint.open(folder)
@@ -72,6 +85,7 @@ def make_launch_plan(
     batching: BatchingOptions,
     device: DeviceOptions,
     addresses: AddressOptions,
+    access: AccessOptions,
     logs: LogOptions,
 ) -> LaunchPlan:
     """The processes to start.
@@ -88,8 +102,14 @@ def make_launch_plan(
     )
     threads = device.threads or max(1, (os.cpu_count() or 1) // plan.num_workers)
     device = replace(device, threads=threads)
+    # Where the state asks for a key, the launcher, who follows it, has one of its own.
+    api_key = new_key() if access.protect_state else None
+    key_option = ("--launcher-key-hash", hash_of(api_key)) if api_key else ()
     return LaunchPlan(
-        coordinator=("coordinator", model, *as_arguments(plan, batching, addresses, logs)),
+        coordinator=(
+            *("coordinator", model, *key_option),
+            *as_arguments(plan, batching, addresses, access, logs),
+        ),
         worker=(
             *("worker", "--coordinator", dialable(addresses.mesh)),
             *as_arguments(device, logs),
@@ -98,6 +118,7 @@ def make_launch_plan(
         target=dialable(addresses.grpc),
         http=dialable(addresses.http),
         first_worker_address=FIRST_WORKER_ADDRESS,
+        api_key=api_key,
     )
 
 

@@ -6,6 +6,7 @@ Every option has an environment variable STAGEMESH_<OPTION>. Nothing here acts o
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
@@ -19,6 +20,7 @@ _PLAN = Group("Plan", sort_key=1)
 _BATCHING = Group("Batching", sort_key=2)
 _DEVICE = Group("Device", sort_key=3)
 _ADDRESSES = Group("Addresses", sort_key=4)
+_ACCESS = Group("Access", sort_key=5)
 _LOGS = Group("Logs", sort_key=9)
 
 
@@ -60,7 +62,9 @@ Seconds = Annotated[float, between(0.1, 86_400)]
 Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]
 Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
 Flag = Parameter(negative=())
+ApiKey = Annotated[str | None, Parameter(show_default=False)]
 ExitWithParent = Annotated[bool, Parameter(show=False, negative=())]
+LauncherKeyHash = Annotated[str, Parameter(show=False)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -178,6 +182,37 @@ class AddressOptions:
     """Web pages of these origins, as https://a.org, may call the HTTP door; * is all."""
 
 
+def _check_access(type_: Any, access: "AccessOptions | None") -> None:
+    if access is None:
+        return
+    if access.api_keys is not None and access.allow_anonymous:
+        raise ValueError("--allow-anonymous contradicts --api-keys; leave one of them out")
+    limits = (access.key_max_in_flight, access.key_tokens_per_minute)
+    if access.api_keys is None and (access.protect_state or any(limits)):
+        raise ValueError("--protect-state and --key-... mean nothing without --api-keys FILE")
+
+
+@Parameter(name="*", group=_ACCESS, validator=_check_access)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessOptions:
+    """Who may use the doors."""
+
+    api_keys: Annotated[Path | None, Parameter(show_default=False, metavar="FILE")] = None
+    """API keys, as `stagemesh keys add` writes them. [default: on loopback nobody needs one]"""
+
+    allow_anonymous: Annotated[bool, Flag] = False
+    """Let doors that other machines can reach serve anybody, without a key."""
+
+    protect_state: Annotated[bool, Flag] = False
+    """Ask for a key also at /metrics, /sd, /version and for the mesh's state."""
+
+    key_max_in_flight: Positive | None = None
+    """Requests of one key at the same time, where FILE says nothing. [default: any]"""
+
+    key_tokens_per_minute: Positive | None = None
+    """Tokens of one key in a minute, read and generated, likewise. [default: any]"""
+
+
 @Parameter(name="*", group=_LOGS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
@@ -203,6 +238,7 @@ PLAN_DEFAULTS = PlanOptions()
 BATCHING_DEFAULTS = BatchingOptions()
 DEVICE_DEFAULTS = DeviceOptions()
 ADDRESS_DEFAULTS = AddressOptions()
+ACCESS_DEFAULTS = AccessOptions()
 LOG_DEFAULTS = LogOptions()
 PROCESS_LOG_DEFAULTS = ProcessLogOptions()
 

@@ -5,13 +5,15 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
-from stagemesh.cli.launching import check_model, coordinator_options, make_launch_plan
+from stagemesh.cli.launching import check_options, coordinator_options, make_launch_plan
 from stagemesh.cli.options import (
+    ACCESS_DEFAULTS,
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
     LOG_DEFAULTS,
     PLAN_DEFAULTS,
+    AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
@@ -34,6 +36,7 @@ def serve(
     batching: BatchingOptions = BATCHING_DEFAULTS,
     device: DeviceOptions = DEVICE_DEFAULTS,
     addresses: AddressOptions = ADDRESS_DEFAULTS,
+    access: AccessOptions = ACCESS_DEFAULTS,
     logs: LogOptions = LOG_DEFAULTS,
 ) -> None:
     """Serve a model with a mesh on this machine, until Ctrl-C.
@@ -48,9 +51,9 @@ def serve(
         A folder in Hugging Face layout, a .gguf file, a Hub id as org/name, or smollm2.
     """
     console = Console(stderr=True)
-    launch_plan = make_launch_plan(model, plan, batching, device, addresses, logs)
+    launch_plan = make_launch_plan(model, plan, batching, device, addresses, access, logs)
     with ProgressView(console) as progress:
-        check_model(coordinator_options(model, plan, batching, addresses), progress)
+        check_options(coordinator_options(model, plan, batching, addresses, access), progress)
     try:
         run_interruptible(partial(_serve, launch_plan, console))
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stagemesh.cli.options import Address
+from stagemesh.cli.options import Address, ApiKey
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.render import hop_table, load_table, plan_table, stage_table, summary, worker_table
 from stagemesh.state import MeshState
@@ -21,6 +21,7 @@ from stagemesh.sync_client import Client
 def status(
     *,
     target: Address = DEFAULT_TARGET,
+    api_key: ApiKey = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Show a mesh's plan, workers, stages, hops and load.
@@ -32,10 +33,12 @@ def status(
     ----------
     target
         The door of the mesh.
+    api_key
+        The key that the door asks for; others cannot see its environment variable.
     as_json
         Print one JSON object, for programs.
     """
-    with Client(target) as client:
+    with Client(target, api_key=api_key) as client:
         state = client.state()
     if as_json:
         sys.stdout.write(json.dumps(asdict(state), indent=2) + "\n")

@@ -37,6 +37,8 @@ class ToyMesh:
     serving: asyncio.Task[None]
     workers: list[FakeWorker]
     stack: AsyncExitStack
+    # What the calls that ask for the state carry.
+    metadata: tuple[tuple[str, str], ...] = ()
 
     @property
     def door(self) -> str:
@@ -67,7 +69,7 @@ class ToyMesh:
     async def state(self) -> mesh_pb2.GetStateResponse:
         """The coordinator's state."""
         operations = mesh_pb2_grpc.OperationsStub(self.channel)
-        return await operations.GetState(mesh_pb2.GetStateRequest())
+        return await operations.GetState(mesh_pb2.GetStateRequest(), metadata=self.metadata)
 
     async def until(
         self, reached: Callable[[mesh_pb2.GetStateResponse], bool]
@@ -101,22 +103,20 @@ async def toy_mesh(
     **options: Any,
 ) -> AsyncIterator[ToyMesh]:
     """A coordinator for the toy model in `folder`; as many fake workers as it needs by default."""
-    settings: dict[str, Any] = {"pp": 2, "backoff_seconds": 0.01, "grace_seconds": 5.0, **options}
-    config = CoordinatorOptions(
-        model=str(folder),
-        grpc="127.0.0.1:0",
-        http="127.0.0.1:0",
-        mesh="127.0.0.1:0",
-        **settings,
-    )
+    addresses = dict.fromkeys(("grpc", "http", "mesh"), "127.0.0.1:0")
+    settings: dict[str, Any] = {"pp": 2, "backoff_seconds": 0.01, "grace_seconds": 5.0}
+    config = CoordinatorOptions(model=str(folder), **(addresses | settings | options))
     stop = asyncio.Event()
     started: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve_coordinator(config, stop, started))
     async with AsyncExitStack() as stack:
-        addresses = await started
-        channel = await stack.enter_async_context(rpc.dial(addresses.grpc))
+        await asyncio.wait((serving, started), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            await serving
+        bound = await started
+        channel = await stack.enter_async_context(rpc.dial(bound.grpc))
         count = config.num_workers if num_workers is None else num_workers
-        toy = ToyMesh(addresses, stop, channel, serving, [], stack)
+        toy = ToyMesh(bound, stop, channel, serving, [], stack)
         try:
             for number in range(count):
                 await toy.add_worker(f"w{number}", **(behaviour or {}))

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from runtime.errors import LaunchError
 from stagemesh.cli.launching import make_launch_plan
 from stagemesh.cli.options import (
+    ACCESS_DEFAULTS,
     BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
     LOG_DEFAULTS,
@@ -146,6 +147,7 @@ async def test_mesh_with_a_worker_that_refuses_says_why(folder: Path, tmp_path: 
         BATCHING_DEFAULTS,
         DEVICE_DEFAULTS,
         addresses,
+        ACCESS_DEFAULTS,
         LOG_DEFAULTS,
     )
     plan = replace(plan, worker=(*plan.worker, "--model-path", str(other)))
