@@ -204,7 +204,7 @@ class AccessOptions:
     """Let doors that other machines can reach serve anybody, without a key."""
 
     protect_state: Annotated[bool, Flag] = False
-    """Ask for a key also at /metrics, /sd, /version and for the mesh's state."""
+    """Ask for a key also at /metrics, /sd, /state, /version and for the mesh's state."""
 
     key_max_in_flight: Positive | None = None
     """Requests of one key at the same time, where FILE says nothing. [default: any]"""

@@ -28,7 +28,7 @@ PROTECTED = (
     ("POST", "/detokenize"),
     ("GET", "/nothing"),
 )
-STATE = (("GET", "/metrics"), ("GET", "/sd"), ("GET", "/version"))
+STATE = (("GET", "/metrics"), ("GET", "/sd"), ("GET", "/state"), ("GET", "/version"))
 OPEN = (("GET", "/health"), ("GET", "/ready"))
 
 
