@@ -22,7 +22,7 @@ from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import NotReadyError, ShuttingDownError, StagemeshError
 from runtime.logs import get_logger
 from runtime.metrics import CoordinatorMetrics
-from scheduler import FixedPolicy
+from scheduler import make_policy
 
 _log = get_logger()
 
@@ -41,7 +41,7 @@ class Coordinator:
         self.mesh_address = options.mesh
         self.changed = asyncio.Event()
         self.engine = Engine(
-            FixedPolicy(options.max_step_tokens),
+            make_policy(options.policy, options.policy_options),
             options.max_waiting,
             options.step_seconds,
             self.metrics,

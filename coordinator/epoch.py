@@ -25,10 +25,11 @@ from runtime.errors import (
     WindowExceededError,
 )
 from runtime.rpc import epoch_end_from_rpc
-from runtime.step import SampledToken, StageTiming, Step, StepResult
+from runtime.step import SampledToken, Step, StepResult
 from runtime.step_codec import result_from_proto, step_to_header
+from scheduler import StageRecord
 
-RecordFn = Callable[[int, StageTiming], None]
+RecordFn = Callable[[StageRecord], None]
 
 
 class EpochStreams:
@@ -51,6 +52,7 @@ class EpochStreams:
         self._wake = wake
         self._credits = [plan.window] * len(forward)
         self._results: list[StepResult] = []
+        self._records: list[StageRecord] = []
         self._num_sent = 0
 
     @property
@@ -88,6 +90,11 @@ class EpochStreams:
         results, self._results = self._results, []
         return results
 
+    def take_records(self) -> list[StageRecord]:
+        """What stages have told of their steps since the last call, a stage's own in order."""
+        records, self._records = self._records, []
+        return records
+
     async def read_credits(self, rank: int) -> None:
         """Never returns: counts the credits of one rank of stage 0 until its stream ends."""
         call = self._forward[rank]
@@ -122,7 +129,9 @@ class EpochStreams:
                 if result.step != expected or expected >= self._num_sent:
                     raise StepGapError(expected=expected, actual=result.step)
                 expected += 1
-                record(stage, result.timing)
+                told = StageRecord(result.step, stage, result.timing)
+                record(told)
+                self._records.append(told)
                 if vocab_size is not None:
                     _check_sampled(result.sampled, vocab_size)
                     self._results.append(result)

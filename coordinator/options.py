@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from scheduler import PolicyName, PolicyOptions
+from scheduler.policies import AdaptiveOptions, MultiplicativeOptions
+
 AUTO_DTYPE = "auto"
 """The checkpoint's dtype if all workers compute it at full speed, otherwise float32."""
 
@@ -35,11 +38,13 @@ class CoordinatorOptions:
     kv_memory_bytes: int = 0
     max_sequences: int = 64
     max_step_tokens: int = 512
+    policy: PolicyName = "adaptive"
+    # What `adaptive` keeps the mean time between a request's tokens under; None: no target.
+    tpot_seconds: float | None = None
     # None: one step per stage, so that each stage has one to compute; more would only cut decode
-    # batches smaller, and a decode step costs nearly the same whatever its batch.
+    # batches smaller, and a decode step costs nearly the same whatever its batch. `adaptive`
+    # chooses for itself, and may have up to two per stage where links are slow.
     num_steps_in_flight: int | None = None
-    # Steps that stage 0 may hold undigested: one computing, one received behind it.
-    overlapped_window: int = 2
     max_waiting: int = 1024
     # Sequences share the KV blocks of equal beginnings.
     prefix_cache: bool = True
@@ -85,11 +90,26 @@ class CoordinatorOptions:
         return sum(self.tp_sizes)
 
     @property
-    def window(self) -> int:
-        """Steps that a stage may hold undigested; without overlap, the one that it is at."""
-        return self.overlapped_window if self.is_overlapped else 1
+    def steps_in_flight(self) -> int:
+        """Microbatches that travel through a replica at once, at most."""
+        if self.num_steps_in_flight is not None:
+            return self.num_steps_in_flight
+        return 2 * self.pp if self.policy == "adaptive" else self.pp
 
     @property
-    def steps_in_flight(self) -> int:
-        """Microbatches that travel through a replica at once."""
-        return self.pp if self.num_steps_in_flight is None else self.num_steps_in_flight
+    def window(self) -> int:
+        """Steps that a stage may hold undigested; without overlap, the one that it is at.
+
+        Otherwise at least two, one computing and one received behind it, and so many that how many
+        are under way is the policy's choice alone.
+        """
+        return max(2, self.steps_in_flight) if self.is_overlapped else 1
+
+    @property
+    def policy_options(self) -> PolicyOptions:
+        """What the policy is told, whichever it is."""
+        return PolicyOptions(
+            max_step_tokens=self.max_step_tokens,
+            multiplicative=MultiplicativeOptions(max_size=self.max_step_tokens),
+            adaptive=AdaptiveOptions(tpot_seconds=self.tpot_seconds),
+        )

@@ -68,6 +68,9 @@ class StepLoop:
         await self._send_steps()
 
     def _apply_results(self) -> None:
+        """What stages have measured first: the policy then knows of a step when it is over."""
+        for record in self._streams.take_records():
+            self._scheduler.observe(replace(record, step=record.step - self._first_step))
         for result in self._streams.take_results():
             now = self._last_progress = self._clock()
             number = result.step - self._first_step

@@ -13,6 +13,7 @@ from coordinator.requests import Finish
 from runtime.errors import StagemeshError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import SendTiming, StageTiming, Step
+from scheduler import StageRecord
 
 _NUM_RECOVERIES: Final = 20
 
@@ -118,8 +119,12 @@ class ReplicaTelemetry:
             self.recoveries[0].seconds = seconds
             self.metrics.recovery_seconds.labels(str(self.replica)).observe(seconds)
 
-    def record(self, stage: int, timing: StageTiming) -> None:
-        """Takes in one step of `stage`, with the send that it tells of."""
+    def record(self, record: StageRecord) -> None:
+        """Takes in one step of one stage, with the send that it tells of.
+
+        The scheduler gets the same record, so what it learns from can be read off the metrics.
+        """
+        stage, timing = record.stage, record.timing
         totals = self.totals[stage]
         totals.add(timing)
         metrics = self.metrics

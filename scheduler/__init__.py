@@ -9,7 +9,7 @@ from scheduler.feedback import SentStep, StageRecord, StepWork
 from scheduler.insight import BubbleSeconds, SchedulerInsight, StageInsight
 from scheduler.limits import SchedulerLimits
 from scheduler.placement import Plan, StagePlan, check_layers, make_plan, split_layers
-from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyOptions, make_policy
+from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyName, PolicyOptions, make_policy
 from scheduler.policy import Policy
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import FinishReason, SequenceRequest, TokenEvent
@@ -21,6 +21,7 @@ __all__ = [
     "FixedPolicy",
     "Plan",
     "Policy",
+    "PolicyName",
     "PolicyOptions",
     "Scheduler",
     "SchedulerInsight",

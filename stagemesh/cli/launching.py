@@ -53,6 +53,8 @@ def coordinator_options(
         kv_memory_bytes=batching.kv_memory,
         max_sequences=batching.max_sequences,
         max_step_tokens=batching.max_step_tokens,
+        policy=batching.policy,
+        tpot_seconds=batching.tpot,
         num_steps_in_flight=batching.steps_in_flight,
         max_waiting=batching.max_waiting,
         prefix_cache=batching.prefix_cache == "on",

@@ -14,6 +14,7 @@ from cyclopts.validators import Number
 
 from runtime.errors import InvalidRequestError
 from runtime.rpc import split_address
+from scheduler import PolicyName
 from stagemesh.values import parse_layers, parse_origins, parse_ranks, parse_size
 
 _PLAN = Group("Plan", sort_key=1)
@@ -54,6 +55,7 @@ MaxSequences = Annotated[int, between(1, 4096)]
 MaxStepTokens = Annotated[int, between(1, 2**16)]
 MaxWaiting = Annotated[int, between(1, 10**6)]
 BlockSize = Annotated[int, between(1, 1024)]
+Seconds = Annotated[float, between(1e-6, 1e6)]
 NotNegative = Annotated[int, between(0, 2**32 - 1)]
 Size = Annotated[int, _one_token(parse_size, "SIZE")]
 Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
@@ -139,8 +141,14 @@ class BatchingOptions:
     max_step_tokens: MaxStepTokens = 512
     """Tokens of one microbatch, at most 65536: longer prompts go in chunks."""
 
+    policy: PolicyName = "adaptive"
+    """What decides on the work of each microbatch; docs/scheduling.md compares them."""
+
+    tpot: Seconds | None = None
+    """Time per output token that the policy adaptive keeps to, in seconds. [default: none]"""
+
     steps_in_flight: Positive | None = None
-    """Microbatches under way at the same time. [default: one for each stage]"""
+    """Most microbatches under way at once. [default: a stage's one, or two for adaptive]"""
 
     max_waiting: MaxWaiting = 1024
     """Prompts that may wait, at most 1000000; more are refused."""

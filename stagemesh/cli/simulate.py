@@ -22,9 +22,8 @@ from simulator.scenarios import HARDWARE, LAYERS, Scenario, make_scenarios
 from simulator.stage_times import load_times
 from simulator.timeline import draw_timeline
 from simulator.traces import Trace, at_rate, fit, read_trace
-from stagemesh.cli.options import Flag, Layers, Positive, between
+from stagemesh.cli.options import Flag, Layers, Positive, Seconds, between
 
-Seconds = Annotated[float, between(1e-6, 1e6)]
 Rate = Annotated[float, between(1e-6, 1e6)]
 
 

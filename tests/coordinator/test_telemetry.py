@@ -7,6 +7,7 @@ from coordinator.telemetry import ReplicaTelemetry, StepObserver
 from runtime.errors import WorkerDiedError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
+from scheduler import StageRecord
 
 
 def make_telemetry() -> tuple[ReplicaTelemetry, CollectorRegistry]:
@@ -17,8 +18,8 @@ def make_telemetry() -> tuple[ReplicaTelemetry, CollectorRegistry]:
 def test_telemetry_records_are_summed_per_stage() -> None:
     telemetry, registry = make_telemetry()
     send = SendTiming(step=0, seconds=0.5, hidden_seconds=0.25, num_frames=3, num_bytes=100)
-    telemetry.record(0, StageTiming(0.1, 0.2, 0.3, 0.4))
-    telemetry.record(0, StageTiming(0.1, 0.2, 0.3, 0.4, send))
+    telemetry.record(StageRecord(0, 0, StageTiming(0.1, 0.2, 0.3, 0.4)))
+    telemetry.record(StageRecord(1, 0, StageTiming(0.1, 0.2, 0.3, 0.4, send)))
     totals = telemetry.totals[0]
     assert (totals.num_steps, totals.compute_seconds, totals.num_bytes_sent) == (2, 0.6, 100)
     assert telemetry.totals[1].num_steps == 0
@@ -29,7 +30,7 @@ def test_telemetry_records_are_summed_per_stage() -> None:
 
 def test_telemetry_new_epoch_starts_from_zero_and_keeps_the_loading() -> None:
     telemetry, registry = make_telemetry()
-    telemetry.record(1, StageTiming(compute_seconds=1.0))
+    telemetry.record(StageRecord(0, 1, StageTiming(compute_seconds=1.0)))
     telemetry.loading[1][0].finish(LoadReport(8, 100, 200, 0.1, "f00"))
     telemetry.start_epoch()
     assert telemetry.totals[1].num_steps == 0
