@@ -1,0 +1,36 @@
+"""Every policy in a running coordinator: other microbatches, the same tokens."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from scheduler import POLICY_NAMES, PolicyName
+from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
+from tests.coordinator.toy_model import toy_answer
+
+PROMPTS = [[1 + index, 2, 3, *range(5, 5 + 3 * index)] for index in range(8)]
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+async def test_policy_in_a_live_mesh_gives_the_same_tokens_as_any_other(
+    toy_folder: Path, policy: PolicyName
+) -> None:
+    async with toy_mesh(toy_folder, pp=3, policy=policy, max_step_tokens=16) as mesh:
+        await mesh.until_ready()
+        answers = await asyncio.gather(
+            *(collect(mesh.infer(token_request(prompt, max_tokens=20))) for prompt in PROMPTS)
+        )
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert answer[0].tokens == toy_answer(prompt, 20)
+
+
+async def test_policy_adaptive_loses_its_epoch_starts_to_learn_anew_and_goes_on(
+    toy_folder: Path,
+) -> None:
+    async with toy_mesh(toy_folder, policy="adaptive") as mesh:
+        await mesh.until_ready()
+        await collect(mesh.infer(token_request(PROMPTS[0], max_tokens=50)))
+        mesh.workers[1].stage.behaviour.fail_at_step = 60
+        answers = await collect(mesh.infer(token_request(PROMPTS[1], max_tokens=50)))
+    assert answers[0].tokens == toy_answer(PROMPTS[1], 50)
