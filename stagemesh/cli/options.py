@@ -56,11 +56,11 @@ MaxStepTokens = Annotated[int, between(1, 2**16)]
 MaxWaiting = Annotated[int, between(1, 10**6)]
 BlockSize = Annotated[int, between(1, 1024)]
 Seconds = Annotated[float, between(1e-6, 1e6)]
+Wait = Annotated[float, between(0.1, 86_400)]
 NotNegative = Annotated[int, between(0, 2**32 - 1)]
 Size = Annotated[int, _one_token(parse_size, "SIZE")]
 Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
 Ranks = Annotated[tuple[int, ...], _one_token(parse_ranks, "N[,N,...]")]
-Seconds = Annotated[float, between(0.1, 86_400)]
 Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]
 Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
 Flag = Parameter(negative=())
@@ -98,7 +98,7 @@ class PlanOptions:
     backend: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     """How the ranks of a stage exchange data; auto: nccl on CUDA, or shared memory."""
 
-    collective_timeout: Seconds = 30.0
+    collective_timeout: Wait = 30.0
     """Seconds that a rank waits for the others of its stage."""
 
     overlap: Literal["on", "off"] = "on"
