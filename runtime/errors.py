@@ -616,7 +616,7 @@ class BlockError(BrokenRuleError):
 
 @dataclass(eq=False, kw_only=True)
 class HeaderMismatchError(BrokenRuleError):
-    """Raised on every rank of a stage when two of them were sent different headers."""
+    """Raised when two ranks of a stage were sent different headers, by all of its ranks."""
 
     code = "header_mismatch"
     template = "the header of rank {rank} is not that of rank 0: expected {expected}, got {actual}"

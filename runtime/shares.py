@@ -22,6 +22,16 @@ def share_widths(total: int, size: int) -> tuple[int, ...]:
     return tuple(len(share(total, rank, size)) for rank in range(size))
 
 
+def scaled(interval: range, factor: int) -> range:
+    """The interval of elements where each of the `interval` is `factor` of them."""
+    return range(interval.start * factor, interval.stop * factor)
+
+
+def shifted(interval: range, offset: int) -> range:
+    """The interval, counted from `offset` before where it was counted from."""
+    return range(interval.start + offset, interval.stop + offset)
+
+
 def check_tp_size(config: ModelConfig, tp_size: int) -> None:
     """Raises `TooManyRanksError` where a rank would have no key/value head."""
     if tp_size > config.num_kv_heads:

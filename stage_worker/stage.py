@@ -3,7 +3,10 @@
 Owned by the executor's thread, which alone calls it. Knows no streams, epochs' names or clocks:
 steps and hidden states come in, hidden states or sampled tokens go out.
 
-Shapes: T tokens of the step, H hidden size, B rows to sample from.
+Of a stage that several ranks share, this is one of them: it takes and gives its interval of the
+hidden dimension, and what the ranks do together goes through the epoch's `RankGroup`.
+
+Shapes: T tokens of the step, H hidden size, W this rank's interval of it, B rows to sample from.
 """
 
 from dataclasses import dataclass
@@ -19,16 +22,19 @@ from runtime.errors import (
     TokenOutOfVocabularyError,
 )
 from runtime.model_config import ModelConfig, load_model_config
+from runtime.shares import RankShares
 from runtime.step import SampledToken, Step
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.kv_cache import BlockShape, KVCache
-from stage_worker.model.decoder import Decoder, LayerRange, tensor_prefixes
+from stage_worker.model.decoder import Decoder, LayerRange
 from stage_worker.sampling import Draw, sample
 from stage_worker.slot_table import SlotLimits, SlotTable
 from stage_worker.step_plan import StepPlan, StepPlanner
 from stage_worker.weights import DTYPES, BytesProgress, WeightReader
 
 _DEFAULT_KV_BYTES = 2**30
+_MAX_LOGITS = 2**24
+"""In elements, at a time: logits of many rows are made and drawn from in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,10 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What a step leaves: hidden states for the next stage, or tokens from the last."""
+    """What a step leaves: hidden states for the next stage, or tokens from the last one's rank 0.
+
+    `hidden_TH` is this rank's interval of them.
+    """
 
     hidden_TH: Tensor | None
     sampled: tuple[SampledToken, ...]
@@ -70,10 +79,11 @@ class Stage:
         self.config = config
         self.weights_bytes = weights_bytes
         self._decoder = decoder
+        self._shares = RankShares.of(config, spec.rank, spec.tp_size)
         self._dtype = DTYPES[spec.dtype]
         self._device = torch.device(spec.device)
         self._block_shape = BlockShape(
-            spec.block_size, config.num_kv_heads, config.head_dim, self._dtype
+            spec.block_size, len(self._shares.kv_heads), config.head_dim, self._dtype
         )
         layers = config.layers[spec.first_layer : spec.first_layer + spec.num_layers]
         self._windows = frozenset(layer.window for layer in layers)
@@ -84,24 +94,29 @@ class Stage:
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, spec: StageSpec, progress: BytesProgress) -> "Stage":
-        """Reads this stage's tensors alone; `progress` gets bytes done and in total.
+        """Reads this rank's share of its stage's tensors; `progress` gets bytes done and in total.
 
-        Raises what `load_model_config` raises, and `CheckpointError` for a tensor that is missing
-        or misshapen.
+        Raises what `load_model_config` raises, `TooManyRanksError`, and `CheckpointError` for a
+        tensor that is missing or misshapen, before any is read.
         """
         torch.set_num_threads(spec.num_threads)
         config = load_model_config(checkpoint.folder)
         part = LayerRange(spec.first_layer, spec.num_layers, spec.is_first, spec.is_last)
         dtype, device = DTYPES[spec.dtype], torch.device(spec.device)
+        shares = RankShares.of(config, spec.rank, spec.tp_size)
         with torch.inference_mode():
+            meter = WeightReader(
+                checkpoint, dtype=dtype, device=torch.device("meta"), progress=progress
+            )
+            Decoder.load(meter, config, part, shares, spec.max_model_len)
             reader = WeightReader(
                 checkpoint,
-                tensor_prefixes(config, part),
                 dtype=dtype,
                 device=device,
                 progress=progress,
+                total_bytes=meter.read_bytes,
             )
-            decoder = Decoder.load(reader, config, part, spec.max_model_len)
+            decoder = Decoder.load(reader, config, part, shares, spec.max_model_len)
         return cls(spec, config, decoder, reader.loaded_bytes)
 
     @property
@@ -149,33 +164,35 @@ class Stage:
         )
 
     @torch.inference_mode()
-    def run(self, step: Step, hidden_TH: Tensor | None) -> StageOutput:
-        """Computes a step; `hidden_TH` comes from the stage before, or is None on the first.
+    def run(self, step: Step, hidden_TW: Tensor | None) -> StageOutput:
+        """Computes a step; `hidden_TW` comes from the stage before, or is None on the first.
 
         Everything is checked before anything is computed: see `SlotTable.apply`; besides,
-        `TokenOutOfVocabularyError` on the first stage and `FrameError` for hidden states that do
-        not fit. `NonFiniteLogitsError` comes out of the computation. Any error ends the epoch.
+        `TokenOutOfVocabularyError` on the first stage, `FrameError` for hidden states that do not
+        fit, and what `RankGroup.agree` raises. `NonFiniteLogitsError` comes out of the computation.
+        Any error ends the epoch.
         """
-        self._admit(step, hidden_TH)
+        self._admit(step, hidden_TW)
         if not step.chunks:
             return StageOutput(None, ())
         assert self._planner is not None
         assert self._cache is not None
         plan = self._planner.plan(step)
-        if hidden_TH is None:
+        group = self._group
+        if hidden_TW is None:
             token_ids = [token for chunk in step.chunks for token in chunk.token_ids]
-            hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self._device))
+            hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self._device), group)
+        else:
+            hidden_TH = self._decoder.collect(hidden_TW.to(self._device), group)
         hidden_TH = self._decoder.forward(
-            hidden_TH.to(self._device), plan.positions_T, plan.attention, self._cache.layers
+            hidden_TH, plan.positions_T, plan.attention, self._cache.layers, group
         )
         if not self.spec.is_last:
-            return StageOutput(hidden_TH, ())
+            interval = self._shares.hidden
+            return StageOutput(hidden_TH[:, interval.start : interval.stop], ())
         return StageOutput(None, self._sample(hidden_TH, plan))
 
     def _sample(self, hidden_TH: Tensor, plan: StepPlan) -> tuple[SampledToken, ...]:
-        if not plan.sampled_chunks:
-            return ()
-        logits_BV = self._decoder.logits(hidden_TH[plan.sampled_rows])
         draws = [
             Draw(
                 chunk.slot,
@@ -185,25 +202,32 @@ class Stage:
             )
             for chunk in plan.sampled_chunks
         ]
-        return sample(logits_BV, draws)
+        sampled: list[SampledToken] = []
+        num_rows = max(1, _MAX_LOGITS // self.config.vocab_size)
+        for begin in range(0, len(draws), num_rows):
+            rows = plan.sampled_rows[begin : begin + num_rows]
+            logits_BV = self._decoder.logits(hidden_TH[rows], self._group)
+            if logits_BV is not None:
+                sampled += sample(logits_BV, draws[begin : begin + num_rows])
+        return tuple(sampled)
 
-    def _admit(self, step: Step, hidden_TH: Tensor | None) -> None:
+    def _admit(self, step: Step, hidden_TW: Tensor | None) -> None:
         """Takes the step's changes over; all ranks admit it, or none does."""
         refusal: StagemeshError | None = None
         try:
             self._slots.apply(step)
-            self._check_input(step, hidden_TH)
+            self._check_input(step, hidden_TW)
         except StagemeshError as error:
             refusal = error
         self._group.agree(step, refusal)
 
-    def _check_input(self, step: Step, hidden_TH: Tensor | None) -> None:
+    def _check_input(self, step: Step, hidden_TW: Tensor | None) -> None:
         if self.spec.is_first:
             self._check_tokens(step)
         expected: object = None
         if step.chunks and not self.spec.is_first:
-            expected = (self._dtype, (step.num_tokens, self.config.hidden_size))
-        actual = None if hidden_TH is None else (hidden_TH.dtype, tuple(hidden_TH.shape))
+            expected = (self._dtype, (step.num_tokens, len(self._shares.hidden)))
+        actual = None if hidden_TW is None else (hidden_TW.dtype, tuple(hidden_TW.shape))
         if actual != expected:
             raise FrameError(what="hidden states", expected=expected, actual=actual)
 

@@ -1,11 +1,15 @@
 """Reads one stage's tensors from a checkpoint into plain tensors of the stage's dtype.
 
-Reads exactly the bytes it is asked for, through one small buffer: nothing is mapped, so a stage's
-peak memory stays near its share and a file cut short is an error here, not a crash. Knows no
-architecture; the names come from `stage_worker/model`.
+Reads exactly the bytes it is asked for, also of a tensor of which a rank has some rows or columns,
+through one small buffer: nothing is mapped, so a rank's peak memory stays near its share and a file
+cut short is an error here, not a crash. Knows no architecture; the names come from
+`stage_worker/model`.
 """
 
-from collections.abc import Callable, Sequence
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from io import FileIO
 
 import torch
@@ -23,35 +27,45 @@ _STORED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.flo
 _BUFFER_BYTES = 4 * 2**20
 
 
-class WeightReader:
-    """Hands out the tensors of one stage, converted to `dtype` on `device`.
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Bytes of a tensor's file: runs of `run_bytes`, the first at `begin`, one each `stride_bytes`.
 
-    `prefixes` say which tensors the stage will ask for (one that it reads twice stands twice); they
-    make the total that `progress` is told. Raises `CheckpointError` for a tensor that is missing,
-    misshapen, cut short or of a dtype that is no float.
+    Whole rows are one run; an interval of columns is one run per row.
+    """
+
+    info: TensorInfo
+    dtype: torch.dtype
+    begin: int
+    run_bytes: int
+    stride_bytes: int
+
+
+class WeightReader:
+    """Hands out the tensors of one rank, converted to `dtype` on `device`.
+
+    On the device "meta" it reads nothing and only measures: what it has counted in `read_bytes` is
+    the `total_bytes` of a reader that is asked for the same, and what `progress` is told. Raises
+    `CheckpointError` for a tensor that is missing, misshapen, cut short or of a dtype that is no
+    float.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        prefixes: Sequence[str],
         *,
         dtype: torch.dtype,
         device: torch.device,
         progress: BytesProgress,
+        total_bytes: int = 0,
     ) -> None:
         self._checkpoint = checkpoint
         self.dtype = dtype
         self.device = device
         self._progress = progress
         self._buffer_U8 = torch.empty(_BUFFER_BYTES, dtype=torch.uint8)
-        self._done_bytes = 0
-        self._total_bytes = sum(
-            info.num_bytes
-            for prefix in prefixes
-            for name, info in checkpoint.tensors.items()
-            if name.startswith(prefix)
-        )
+        self._total_bytes = total_bytes
+        self.read_bytes = 0
         self.loaded_bytes = 0
 
     def empty(self, *shape: int) -> Tensor:
@@ -64,42 +78,72 @@ class WeightReader:
         self.read_into(name, out)
         return out
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Fills the contiguous `out`, whose shape the tensor must have."""
+    def read_into(
+        self,
+        name: str,
+        out: Tensor,
+        shape: tuple[int, ...] | None = None,
+        origin: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Fills the contiguous `out` from the tensor, which must have `shape`, or that of `out`.
+
+        What is read begins at the row and the column `origin`, and is as large as `out`.
+        """
+        region = self._find(name, out, tuple(out.shape) if shape is None else shape, origin)
+        if out.is_meta:
+            self.read_bytes += out.numel() * region.dtype.itemsize
+        else:
+            try:
+                with FileIO(region.info.file) as file:
+                    self._copy(file, region, out.view(-1))
+            except OSError as exc:
+                raise self._error(f"tensor {name}: {exc}") from exc
+        self.loaded_bytes += out.numel() * out.element_size()
+
+    def _find(
+        self, name: str, out: Tensor, shape: tuple[int, ...], origin: tuple[int, int]
+    ) -> _Region:
         info = self._checkpoint.tensors.get(name)
-        expected = list(out.shape)
         if info is None:
-            raise self._error(f"tensor {name} of shape {expected} is missing")
-        if list(info.shape) != expected:
-            raise self._error(f"tensor {name}: expected shape {expected}, found {list(info.shape)}")
+            raise self._error(f"tensor {name} of shape {list(shape)} is missing")
+        if info.shape != shape:
+            problem = f"tensor {name}: expected shape {list(shape)}, found {list(info.shape)}"
+            raise self._error(problem)
         stored = _STORED_DTYPES.get(info.dtype)
         if stored is None:
             known = ", ".join(_STORED_DTYPES)
             raise self._error(f"tensor {name}: expected one of {known}, found {info.dtype}")
-        try:
-            with FileIO(info.file) as file:
-                file.seek(info.offset)
-                self._copy(file, info, stored, out.view(-1))
-        except OSError as exc:
-            raise self._error(f"tensor {name}: {exc}") from exc
-        self.loaded_bytes += out.numel() * out.element_size()
+        row, column = origin
+        row_bytes = math.prod(shape[1:]) * stored.itemsize
+        run_bytes = math.prod(out.shape[1:]) * stored.itemsize
+        begin = info.offset + row * row_bytes + column * stored.itemsize
+        if run_bytes == row_bytes:
+            run_bytes *= len(out)
+        return _Region(info, stored, begin, run_bytes, row_bytes)
 
-    def _copy(self, file: FileIO, info: TensorInfo, stored: torch.dtype, flat: Tensor) -> None:
-        per_buffer = _BUFFER_BYTES // stored.itemsize
+    def _copy(self, file: FileIO, region: _Region, flat: Tensor) -> None:
+        item_bytes = region.dtype.itemsize
+        per_buffer = _BUFFER_BYTES // item_bytes
         for begin in range(0, flat.numel(), per_buffer):
             target = flat[begin : begin + per_buffer]
-            chunk_U8 = self._buffer_U8[: target.numel() * stored.itemsize]
-            self._fill(file, info, chunk_U8.numpy().data)
-            target.copy_(chunk_U8.view(stored))
-            self._done_bytes += chunk_U8.numel()
-            self._progress(self._done_bytes, self._total_bytes)
+            chunk_U8 = self._buffer_U8[: target.numel() * item_bytes]
+            self._fill(file, region, begin * item_bytes, chunk_U8.numpy().data)
+            target.copy_(chunk_U8.view(region.dtype))
+            self.read_bytes += chunk_U8.numel()
+            self._progress(self.read_bytes, self._total_bytes)
 
-    def _fill(self, file: FileIO, info: TensorInfo, chunk: memoryview) -> None:
+    def _fill(self, file: FileIO, region: _Region, position: int, chunk: memoryview) -> None:
+        """Reads the region's bytes from `position` on, counted over its runs."""
         while chunk:
-            num_read = file.readinto(chunk)
+            run, done = divmod(position, region.run_bytes)
+            wanted = chunk[: region.run_bytes - done]
+            offset = region.begin + run * region.stride_bytes + done
+            num_read = os.preadv(file.fileno(), [wanted], offset)
             if not num_read:
+                info = region.info
                 raise self._error(f"tensor {info.name}: {info.file.name} ends within it")
             chunk = chunk[num_read:]
+            position += num_read
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(folder=str(self._checkpoint.folder), problem=problem)

@@ -34,6 +34,7 @@ class TinyLlama:
     """What differs between the tiny models; `num_kv_heads` below `num_heads` is GQA."""
 
     num_layers: int = 4
+    hidden_size: int = 64
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 16
@@ -54,6 +55,7 @@ TINY_LLAMAS = {
     "tied_gqa": TinyLlama(is_tied=True),
     "untied_mha_bias": TinyLlama(num_kv_heads=4, head_dim=24, has_bias=True),
     "llama3_gqa": TinyLlama(num_layers=5, num_heads=8, num_kv_heads=2, rope=LLAMA3_ROPE),
+    "nine_of_three": TinyLlama(hidden_size=72, num_heads=9, num_kv_heads=3, is_tied=True),
     "linear_mqa": TinyLlama(num_kv_heads=1, rope={"rope_type": "linear", "factor": 2.5}),
 }
 
@@ -63,7 +65,7 @@ def make_tiny_llama(folder: Path, name: str, seed: int = 0) -> TinyModel:
     tiny = TINY_LLAMAS[name]
     options = {
         "num_hidden_layers": tiny.num_layers,
-        "hidden_size": 64,
+        "hidden_size": tiny.hidden_size,
         "intermediate_size": 96,
         "num_attention_heads": tiny.num_heads,
         "num_key_value_heads": tiny.num_kv_heads,

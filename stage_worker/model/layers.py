@@ -1,5 +1,7 @@
 """One decoder layer: attention and feed-forward network, normed where the family has it.
 
+Hidden states are whole on every rank; each half's summands are added up over the ranks.
+
 Shapes: T tokens, H hidden size.
 """
 
@@ -9,6 +11,8 @@ import torch
 from torch import Tensor
 
 from runtime.model_config import ModelConfig
+from runtime.shares import RankShares
+from stage_worker.collectives.group import RankGroup
 from stage_worker.kv_cache import LayerCache
 from stage_worker.model.attention import Attention
 from stage_worker.model.feed_forward import FeedForward, SparseFeedForward, load_feed_forward
@@ -59,27 +63,36 @@ class DecoderLayer:
         self._residual_scale = residual_scale
 
     @classmethod
-    def load(cls, reader: WeightReader, index: int, config: ModelConfig) -> "DecoderLayer":
-        """Reads layer `index` of the whole model."""
+    def load(
+        cls, reader: WeightReader, index: int, config: ModelConfig, shares: RankShares
+    ) -> "DecoderLayer":
+        """Reads this rank's shares of layer `index` of the whole model."""
         name, layer = f"model.layers.{index}", config.layers[index]
         return cls(
             LayerNorms.load(reader, name, config),
-            Attention.load(reader, f"{name}.self_attn", config, layer),
-            load_feed_forward(reader, name, config, is_sparse=layer.is_sparse),
+            Attention.load(reader, f"{name}.self_attn", config, layer, shares),
+            load_feed_forward(reader, name, config, shares, is_sparse=layer.is_sparse),
             config.residual_scale,
         )
 
     def __call__(
-        self, hidden_TH: Tensor, rotation: Rotation | None, plan: AttentionPlan, cache: LayerCache
+        self,
+        hidden_TH: Tensor,
+        rotation: Rotation | None,
+        plan: AttentionPlan,
+        cache: LayerCache,
+        group: RankGroup,
     ) -> Tensor:
         """The layer's output, [T, H]; its input is left as it was."""
         norms = self._norms
         attended_TH = self._attention(
-            _normed(norms.before_attention, hidden_TH), rotation, plan, cache
+            _normed(norms.before_attention, hidden_TH), rotation, plan, cache, group
         )
+        attended_TH = group.all_reduce_(attended_TH)
         attended_TH = _normed(norms.after_attention, attended_TH)
         hidden_TH = _added(hidden_TH, attended_TH, self._residual_scale)
         fed_TH = self._feed_forward(_normed(norms.before_feed_forward, hidden_TH))
+        fed_TH = group.all_reduce_(fed_TH)
         fed_TH = _normed(norms.after_feed_forward, fed_TH)
         return _added(hidden_TH, fed_TH, self._residual_scale)
 

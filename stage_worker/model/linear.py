@@ -1,12 +1,13 @@
 """Linear layers whose weight is laid out once for the device and kept in that layout only.
 
-Shapes: T tokens, I input features, O output features.
+A layer is cut over ranks by its outputs, which are rows of the weight, or by its inputs, which are
+columns: then the ranks' outputs are to be added up, by whoever calls it.
 
-A layer that is cut over ranks will own its cut here: `Linear.load` names the checkpoint's tensors
-and their rows, so an interval of rows or columns is a change of this file alone.
+Shapes: T tokens, I input features, O output features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,20 @@ from stage_worker.weights import WeightReader
 
 _ROWS_HINT = 32
 """What oneDNN lays the weight out for; measured, the layout is as good for 1 and for 512 rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The outputs `rows` of the checkpoint's layer `name`, which has `num_rows`."""
+
+    name: str
+    num_rows: int
+    rows: range
+
+    @classmethod
+    def all_of(cls, name: str, num_rows: int) -> "Rows":
+        """The whole layer."""
+        return cls(name, num_rows, range(num_rows))
 
 
 class Linear:
@@ -32,18 +47,32 @@ class Linear:
 
     @classmethod
     def load(
-        cls, reader: WeightReader, parts: Mapping[str, int], num_inputs: int, *, has_bias: bool
+        cls,
+        reader: WeightReader,
+        parts: Sequence[Rows],
+        num_inputs: int,
+        *,
+        has_bias: bool,
+        inputs: range | None = None,
     ) -> "Linear":
-        """Several layers with one input as one: `parts` maps their names to their outputs."""
-        num_outputs = sum(parts.values())
-        weight_OI = reader.empty(num_outputs, num_inputs)
+        """Several layers with the same `num_inputs` inputs as one, their outputs in this order.
+
+        `inputs` are those that this rank has, if not all; only one rank then has the bias.
+        """
+        inputs = range(num_inputs) if inputs is None else inputs
+        num_outputs = sum(len(part.rows) for part in parts)
+        weight_OI = reader.empty(num_outputs, len(inputs))
         bias_O = reader.empty(num_outputs) if has_bias else None
         begin = 0
-        for name, size in parts.items():
-            reader.read_into(f"{name}.weight", weight_OI[begin : begin + size])
+        for part in parts:
+            end, row = begin + len(part.rows), part.rows.start
+            shape = (part.num_rows, num_inputs)
+            reader.read_into(
+                f"{part.name}.weight", weight_OI[begin:end], shape, (row, inputs.start)
+            )
             if bias_O is not None:
-                reader.read_into(f"{name}.bias", bias_O[begin : begin + size])
-            begin += size
+                reader.read_into(f"{part.name}.bias", bias_O[begin:end], shape[:1], (row, 0))
+            begin = end
         return cls(weight_OI, bias_O)
 
     def __call__(self, x_TI: Tensor) -> Tensor:

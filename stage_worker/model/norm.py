@@ -1,13 +1,17 @@
 """Root-mean-square norms: of hidden states, and of queries and keys.
 
-Shapes: T tokens, H normed size, N query heads, K key/value heads, D head dimension, R = N + 2K.
+Shapes: T tokens, H normed size, N query heads and K key/value heads of this rank, D head dimension,
+R = N + 2K.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.family import QueryKeyNorm
 from runtime.model_config import ModelConfig
+from runtime.shares import RankShares, scaled
+from stage_worker.collectives.group import RankGroup
 from stage_worker.weights import WeightReader
 
 
@@ -50,33 +54,77 @@ def load_norm(
     return RMSNorm(weight_H, config.rms_norm_eps)
 
 
-class QueryKeyNorms:
-    """Norms queries and keys, in place: each head by itself, or all heads of a token as one row."""
+class HeadNorms:
+    """Norms each head of queries and keys by itself, in place."""
 
-    def __init__(self, queries: Norm, keys: Norm, config: ModelConfig) -> None:
-        self._queries = queries
-        self._keys = keys
-        self._num_heads = config.num_heads
-        self._num_kv_heads = config.num_kv_heads
-        self._takes_all_heads = config.family.query_key_norm is QueryKeyNorm.ALL_HEADS
+    def __init__(self, queries: Norm, keys: Norm, shares: RankShares) -> None:
+        self._norms = (queries, keys)
+        self._sizes = (len(shares.heads), len(shares.kv_heads))
 
-    @classmethod
-    def load(cls, reader: WeightReader, name: str, config: ModelConfig) -> "QueryKeyNorms | None":
-        """Reads the two norms under `name`; None where the family has none."""
-        if config.family.query_key_norm is None:
-            return None
-        query_size = key_size = config.head_dim
-        if config.family.query_key_norm is QueryKeyNorm.ALL_HEADS:
-            query_size *= config.num_heads
-            key_size *= config.num_kv_heads
-        queries = load_norm(reader, f"{name}.q_norm", config, query_size)
-        return cls(queries, load_norm(reader, f"{name}.k_norm", config, key_size), config)
-
-    def __call__(self, qkv_TRD: Tensor) -> None:
+    def __call__(self, qkv_TRD: Tensor, group: RankGroup) -> None:
         """Leaves the values as they are."""
-        queries_TND, keys_TKD, _ = qkv_TRD.split(
-            (self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1
-        )
-        for heads, norm in ((queries_TND, self._queries), (keys_TKD, self._keys)):
-            rows = heads.flatten(1) if self._takes_all_heads else heads
-            rows.copy_(norm(rows))
+        for heads, norm in zip(_split(qkv_TRD, self._sizes), self._norms, strict=True):
+            heads.copy_(norm(heads))
+
+
+class AllHeadsNorms:
+    """Norms all query heads of a token as one row, and all key heads likewise, in place.
+
+    The row's mean square is over the heads of all ranks, so their sums of squares are added up.
+    """
+
+    def __init__(
+        self, weights: tuple[Tensor, Tensor], config: ModelConfig, shares: RankShares
+    ) -> None:
+        self._weights = weights
+        self._sizes = (len(shares.heads), len(shares.kv_heads))
+        num_heads = torch.tensor([config.num_heads, config.num_kv_heads])
+        self._num_elements_2 = (num_heads * config.head_dim).to(weights[0].device)
+        self._eps = config.rms_norm_eps
+
+    def __call__(self, qkv_TRD: Tensor, group: RankGroup) -> None:
+        """Leaves the values as they are."""
+        rows = [heads.flatten(1).float() for heads in _split(qkv_TRD, self._sizes)]
+        squares_T2 = torch.stack([row.square().sum(dim=1) for row in rows], dim=1)
+        squares_T2 = group.all_reduce_(squares_T2)
+        scales_T2 = torch.rsqrt(squares_T2 / self._num_elements_2 + self._eps)
+        heads = zip(_split(qkv_TRD, self._sizes), rows, self._weights, scales_T2.T, strict=True)
+        for heads_TND, row, weight, scale_T in heads:
+            heads_TND.copy_((row * scale_T[:, None] * weight).view_as(heads_TND))
+
+
+QueryKeyNorms = HeadNorms | AllHeadsNorms
+
+
+def load_query_key_norms(
+    reader: WeightReader, name: str, config: ModelConfig, shares: RankShares
+) -> QueryKeyNorms | None:
+    """Reads the two norms under `name`; None where the family has none."""
+    names = (f"{name}.q_norm", f"{name}.k_norm")
+    match config.family.query_key_norm:
+        case None:
+            return None
+        case QueryKeyNorm.HEAD:
+            queries, keys = (load_norm(reader, each, config, config.head_dim) for each in names)
+            return HeadNorms(queries, keys, shares)
+        case QueryKeyNorm.ALL_HEADS:
+            queries_W = _read_interval(reader, names[0], config, config.num_heads, shares.heads)
+            keys_W = _read_interval(reader, names[1], config, config.num_kv_heads, shares.kv_heads)
+            return AllHeadsNorms((queries_W, keys_W), config, shares)
+
+
+def _read_interval(
+    reader: WeightReader, name: str, config: ModelConfig, num_heads: int, heads: range
+) -> Tensor:
+    """The elements of `heads` in a norm's weight."""
+    elements = scaled(heads, config.head_dim)
+    weight_W = reader.empty(len(elements))
+    shape = (num_heads * config.head_dim,)
+    reader.read_into(f"{name}.weight", weight_W, shape, (elements.start, 0))
+    return weight_W
+
+
+def _split(qkv_TRD: Tensor, sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Queries and keys."""
+    queries_TND, keys_TKD, _ = qkv_TRD.split((*sizes, sizes[1]), dim=1)
+    return queries_TND, keys_TKD

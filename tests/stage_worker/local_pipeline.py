@@ -13,6 +13,7 @@ from pathlib import Path
 from runtime.checkpoint import Checkpoint
 from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.stage import Stage, StageSpec
+from tests.stage_worker.ranked_stage import RankedStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,12 @@ class Running:
 
 
 def make_spec(
-    num_layers: int, first_layer: int = 0, of: int | None = None, max_model_len: int = 4096
+    num_layers: int,
+    first_layer: int = 0,
+    of: int | None = None,
+    max_model_len: int = 4096,
+    rank: int = 0,
+    tp_size: int = 1,
 ) -> StageSpec:
     """A float32 stage of a model with `of` layers (as many as the stage, if not given)."""
     return StageSpec(
@@ -55,6 +61,8 @@ def make_spec(
         max_model_len=max_model_len,
         kv_memory_bytes=0,
         num_threads=1,
+        rank=rank,
+        tp_size=tp_size,
     )
 
 
@@ -62,18 +70,37 @@ def load_stages(
     folder: Path, layer_counts: Sequence[int], max_model_len: int = 4096
 ) -> list[Stage]:
     """One stage per count."""
+    return [stage.ranks[0] for stage in load_ranked(folder, layer_counts, max_model_len)]
+
+
+def load_ranked(
+    folder: Path,
+    layer_counts: Sequence[int],
+    max_model_len: int = 4096,
+    tp_sizes: Sequence[int] | None = None,
+) -> list[RankedStage]:
+    """One stage per count, of as many ranks as `tp_sizes` says, or of one."""
     first_layers = accumulate(layer_counts, initial=0)
-    specs = [
-        make_spec(count, first, sum(layer_counts), max_model_len)
-        for count, first in zip(layer_counts, first_layers, strict=False)
-    ]
-    return [Stage.load(Checkpoint.open(folder), spec, lambda done, total: None) for spec in specs]
+    checkpoint = Checkpoint.open(folder)
+    stages = []
+    tp_sizes = tp_sizes or [1] * len(layer_counts)
+    for count, first, size in zip(layer_counts, first_layers, tp_sizes, strict=False):
+        specs = [
+            make_spec(count, first, sum(layer_counts), max_model_len, rank, size)
+            for rank in range(size)
+        ]
+        stages.append(
+            RankedStage([Stage.load(checkpoint, spec, lambda done, total: None) for spec in specs])
+        )
+    return stages
 
 
 class LocalPipeline:
     """A replica of these stages in an epoch of its own; blocks come in a shuffled order."""
 
-    def __init__(self, stages: Sequence[Stage], num_blocks: int = 600, max_sequences: int = 8):
+    def __init__(
+        self, stages: Sequence[Stage | RankedStage], num_blocks: int = 600, max_sequences: int = 8
+    ):
         self._stages = stages
         self._block_size = stages[0].spec.block_size
         for stage in stages:
@@ -119,6 +146,8 @@ class LocalPipeline:
         for stage in self._stages:
             assert stage.num_slots_used == 0
             assert stage.num_blocks_used == 0
+            if isinstance(stage, RankedStage):
+                stage.close()
 
     def _start(self, request: Request) -> Running:
         return Running(request, self._free_slots.pop(0), list(request.prompt_ids))

@@ -1,4 +1,7 @@
-"""Every family in memory, in one to three stages and any chunks: Transformers is the oracle."""
+"""Every family in memory, in one to three stages of one or two ranks and any chunks.
+
+Transformers is the oracle.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +13,13 @@ import torch
 from runtime.checkpoint import Checkpoint
 from stage_worker.canary import record_canary
 from stage_worker.stage import Stage
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages, make_spec
+from tests.stage_worker.local_pipeline import (
+    LocalPipeline,
+    Request,
+    load_ranked,
+    load_stages,
+    make_spec,
+)
 from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
 from tests.tiny_families import TINY_FAMILIES, make_tiny_family
 from tests.tiny_models import TinyModel
@@ -31,17 +40,19 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, WHOLE])
+@pytest.mark.parametrize("tp_size", [1, 2])
 @pytest.mark.parametrize("split", [(4,), (1, 3), (1, 2, 1)], ids=str)
 @pytest.mark.parametrize("name", TINY_FAMILIES)
 def test_family_mixed_batch_in_any_split_and_chunk_size_matches_transformers(
-    name: str, split: tuple[int, ...], chunk_size: int, make_model: MakeModel
+    name: str, split: tuple[int, ...], tp_size: int, chunk_size: int, make_model: MakeModel
 ) -> None:
     model, family = make_model(name), TINY_FAMILIES[name]
     requests = [
         Request(make_prompt(length, seed), num_tokens=4, sampling=EVERYTHING, start=2 * seed)
         for seed, length in enumerate(family.prompt_lengths)
     ]
-    pipeline = LocalPipeline(load_stages(model.folder, split, family.max_model_len))
+    tp_sizes = [tp_size] * len(split)
+    pipeline = LocalPipeline(load_ranked(model.folder, split, family.max_model_len, tp_sizes))
     assert_all_match(model, requests, pipeline, repeat(chunk_size))
     pipeline.close()
 

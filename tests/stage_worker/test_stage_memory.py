@@ -1,4 +1,4 @@
-"""What one stage of a larger checkpoint reads and holds, in a process of its own."""
+"""What one rank of a stage of a larger checkpoint reads and holds, in a process of its own."""
 
 import json
 import subprocess
@@ -37,8 +37,10 @@ def read_bytes():
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
 
-def load(first_layer, num_layers, is_first=False, is_last=False):
-    spec = StageSpec(first_layer, num_layers, is_first, is_last, "float32", 16, 1024, 0, 1)
+def load(first_layer, num_layers, is_first=False, is_last=False, rank=0, tp_size=1):
+    spec = StageSpec(
+        first_layer, num_layers, is_first, is_last, "float32", 16, 1024, 0, 1, "cpu", rank, tp_size
+    )
     return Stage.load(Checkpoint.open(Path(sys.argv[1])), spec, lambda done, total: None)
 
 load(0, 1)
@@ -78,14 +80,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def measure(folder: Path, part: list[object]) -> tuple[int, int, int]:
+    """Bytes of weights, of memory at the peak, and read."""
+    command = [sys.executable, "-c", MEASURE, str(folder), json.dumps(part)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    weights_bytes, peak_bytes, read_bytes = json.loads(run.stdout)
+    return weights_bytes, peak_bytes, read_bytes
+
+
 @pytest.mark.parametrize(
     "part", [[0, 4, True, False], [4, 4, False, True], [2, 3, False, False]], ids=str
 )
 def test_stage_load_of_a_part_reads_and_holds_its_share(folder: Path, part: list[object]) -> None:
-    command = [sys.executable, "-c", MEASURE, str(folder), json.dumps(part)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    weights_bytes, peak_bytes, read_bytes = json.loads(run.stdout)
+    weights_bytes, peak_bytes, read_bytes = measure(folder, part)
     checkpoint_bytes = (folder / "model.safetensors").stat().st_size
     assert weights_bytes < 0.55 * checkpoint_bytes
     assert weights_bytes <= read_bytes < weights_bytes + 2 * 2**20
     assert peak_bytes < 1.15 * weights_bytes + 16 * 2**20
+
+
+@pytest.mark.parametrize(("rank", "tp_size"), [(0, 2), (4, 5)])
+def test_stage_load_of_a_rank_reads_and_holds_its_share(
+    rank: int, tp_size: int, folder: Path
+) -> None:
+    weights_bytes, peak_bytes, read_bytes = measure(folder, [0, 8, True, True, rank, tp_size])
+    checkpoint_bytes = (folder / "model.safetensors").stat().st_size
+    assert weights_bytes < 1.05 * checkpoint_bytes / tp_size
+    assert weights_bytes <= read_bytes < weights_bytes + 2 * 2**20
+    assert peak_bytes < 1.15 * weights_bytes + 24 * 2**20

@@ -42,7 +42,6 @@ def no_progress(done: int, total: int) -> None:
 def make_reader(folder: Path, dtype: torch.dtype) -> WeightReader:
     return WeightReader(
         Checkpoint.open(folder),
-        ("",),
         dtype=dtype,
         device=torch.device("cpu"),
         progress=no_progress,
@@ -60,6 +59,43 @@ def test_weight_reader_any_float_converts_as_torch_does(
     actual = make_reader(folder, wanted).read("odd", 7, 13)
     assert actual.dtype == wanted
     assert torch.equal(actual, expected.to(wanted))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [((2, 5), (0, 13)), ((0, 7), (4, 9)), ((6, 7), (12, 13)), ((1, 7), (1, 13))],
+)
+@pytest.mark.parametrize("buffer_bytes", [16, 64, 4096])
+def test_weight_reader_part_of_a_matrix_is_that_part_and_reads_no_more(
+    folder: Path,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    buffer_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights, "_BUFFER_BYTES", buffer_bytes)
+    whole = torch.randn(7, 13)
+    rewrite(folder, odd=whole)
+    reader = make_reader(folder, torch.float32)
+    expected = whole[slice(*rows), slice(*columns)]
+    out = reader.empty(*expected.shape)
+    reader.read_into("odd", out, (7, 13), (rows[0], columns[0]))
+    assert torch.equal(out, expected)
+    assert reader.read_bytes == 4 * expected.numel()
+
+
+def test_weight_reader_that_measures_finds_a_flaw_and_reads_nothing(folder: Path) -> None:
+    reader = WeightReader(
+        Checkpoint.open(folder),
+        dtype=torch.float32,
+        device=torch.device("meta"),
+        progress=no_progress,
+    )
+    (folder / "model.safetensors").write_bytes(b"")
+    reader.read(NAME, 96, 64)
+    assert reader.read_bytes == 4 * 96 * 64
+    with pytest.raises(CheckpointError, match="expected shape"):
+        reader.read(NAME, 96, 65)
 
 
 NAME = "model.layers.1.self_attn.k_proj.weight"
