@@ -9,7 +9,7 @@ import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.answer_text import AnswerText
 from coordinator.api_keys import ANONYMOUS, Tenant
@@ -22,6 +22,7 @@ from coordinator.requests import GenerationRequest
 from coordinator.served_model import ServedModel
 from coordinator.slot_sampling import slot_sampling
 from coordinator.stop_strings import StopStrings
+from coordinator.structured_output import compile_grammar
 from coordinator.texts import token_ids
 from coordinator.validation import check_min_tokens, check_num_logprobs, check_request
 from runtime.errors import (
@@ -40,11 +41,12 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Tokenized:
-    """A request whose prompts are token ids; `max_tokens` is per prompt."""
+    """A request whose prompts are token ids; `max_tokens` is per prompt, `grammar` compiled."""
 
     request: GenerationRequest
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: tuple[int, ...]
+    grammar: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +96,9 @@ class Admission:
         with self._quotas.admit(tenant) as account:
             model = await self.model()
             check_request(request, model.name, model.config.vocab_size, self.max_prompts)
-            tokenized = await self._tokenize(request, model)
+            has_eos = bool(model.config.eos_token_ids)
+            grammar = await compile_grammar(request.structured_output, has_eos=has_eos)
+            tokenized = await self._tokenize(request, model, grammar)
             output, generations = self._generations(tokenized, model, arrival, account)
             log = _log.bind(request_id=request.request_id, tenant=tenant.name)
             admitted = _Admitted(output, tuple(generations))
@@ -146,7 +150,9 @@ class Admission:
         finally:
             self._num_early -= 1
 
-    async def _tokenize(self, request: GenerationRequest, model: ServedModel) -> _Tokenized:
+    async def _tokenize(
+        self, request: GenerationRequest, model: ServedModel, grammar: str
+    ) -> _Tokenized:
         longest = self.max_model_len(model)
         prompts = tuple([await token_ids(prompt, model, longest - 1) for prompt in request.prompts])
         for index, prompt in enumerate(prompts):
@@ -159,7 +165,7 @@ class Admission:
         max_tokens = tuple(room if asked is None else min(asked, room) for room in rooms)
         check_num_logprobs(request.sampling.num_logprobs, sum(max_tokens) * request.num_choices)
         check_min_tokens(request.min_tokens, min(max_tokens))
-        return _Tokenized(request, prompts, max_tokens)
+        return _Tokenized(request, prompts, max_tokens, grammar)
 
     def _generations(
         self, tokenized: _Tokenized, model: ServedModel, arrival: float, account: Account
@@ -173,7 +179,10 @@ class Admission:
         for number in range(output.num_answers):
             index, choice = divmod(number, num_choices)
             prompt = tokenized.prompts[index]
-            sampling = slot_sampling(request, seeds[index], choice, stop_ids, len(prompt))
+            sampling = replace(
+                slot_sampling(request, seeds[index], choice, stop_ids, len(prompt)),
+                grammar=tokenized.grammar,
+            )
             sequence = SequenceRequest(
                 sequence_id=next(self._sequence_ids),
                 prompt_ids=prompt,

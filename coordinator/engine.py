@@ -17,6 +17,7 @@ from coordinator.suspects import Suspects
 from coordinator.telemetry import StepObserver
 from runtime.errors import (
     EpochEndedError,
+    GrammarError,
     QueueFullError,
     RequestCancelledError,
     StagemeshError,
@@ -177,8 +178,11 @@ class Engine:
 
     def on_token(self, event: TokenEvent, now: float) -> None:
         """Delivers a token to its client's stream."""
-        self._roster.count_token()
         generation = self._roster[event.sequence_id]
+        if event.token.problem:
+            self._fail(generation, GrammarError(problem=event.token.problem))
+            return
+        self._roster.count_token()
         if generation.last_token is not None:
             self._metrics.inter_token_latency.observe(now - generation.last_token)
         finish = generation.push(event.token, event.finish_reason, now)

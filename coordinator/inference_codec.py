@@ -1,11 +1,16 @@
 """Turns the gRPC door's messages into the doors' vocabulary and back; it validates nothing else."""
 
 from coordinator.requests import (
+    JSON_OBJECT,
     ChatPrompt,
+    Choice,
     Finish,
     GenerationRequest,
+    JsonSchema,
     Prompt,
+    Regex,
     SamplingOptions,
+    StructuredOutput,
     TextPrompt,
     TokenPrompt,
     Update,
@@ -62,7 +67,22 @@ def request_from_proto(message: inference_pb2.InferRequest, request_id: str) -> 
         include_stop=message.include_stop,
         num_choices=message.num_choices or 1,
         min_tokens=message.min_tokens,
+        structured_output=_structured_output(message.structured_output),
     )
+
+
+def _structured_output(message: inference_pb2.StructuredOutput) -> StructuredOutput | None:
+    match message.WhichOneof("constraint"):
+        case "json_schema":
+            return JsonSchema(message.json_schema)
+        case "json_object" if message.json_object:
+            return JSON_OBJECT
+        case "regex":
+            return Regex(message.regex)
+        case "choice":
+            return Choice(tuple(message.choice.texts))
+        case _:
+            return None
 
 
 def prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:

@@ -36,6 +36,31 @@ Prompt = TextPrompt | ChatPrompt | TokenPrompt | None
 
 
 @dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """A JSON document that `schema`, JSON itself, accepts."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A text that `pattern` matches from end to end."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of these texts."""
+
+    texts: tuple[str, ...]
+
+
+StructuredOutput = JsonSchema | Regex | Choice
+JSON_OBJECT = JsonSchema('{"type": "object"}')
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """How to draw, as the client wrote it; `seed` None lets the server choose one."""
 
@@ -55,7 +80,7 @@ class SamplingOptions:
 class GenerationRequest:
     """One call at a door; `max_tokens` None means as many as the context holds.
 
-    `num_choices` answers are generated for each prompt.
+    `num_choices` answers are generated for each prompt; each has to be a `structured_output`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -69,6 +94,7 @@ class GenerationRequest:
     include_stop: bool = False
     num_choices: int = 1
     min_tokens: int = 0
+    structured_output: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def check_request(
         _refuse("min_tokens", "must not be negative")
     check_token_ids(request.stop_token_ids, vocab_size)
     _check_stop(request)
+    _check_structured_output(request)
 
 
 def check_counts(
@@ -148,6 +149,14 @@ def _check_num_choices(request: GenerationRequest, max_prompts: int) -> None:
     if num_answers > max_prompts:
         problem = f"{request.num_choices} for each prompt are {num_answers} answers"
         _refuse("num_choices", f"{problem}; at most {max_prompts} are taken")
+
+
+def _check_structured_output(request: GenerationRequest) -> None:
+    """What it goes with; the grammar itself is checked where it is compiled."""
+    for name in ("ignore_eos", "min_tokens"):
+        if request.structured_output is not None and getattr(request, name):
+            problem = "cannot be sent with a structured output, which ends where it is complete"
+            _refuse(name, problem)
 
 
 def _check_stop(request: GenerationRequest) -> None:

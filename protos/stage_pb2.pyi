@@ -243,7 +243,7 @@ class SlotOpening(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., cached_token_ids: _Optional[_Iterable[int]] = ..., cached_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SlotSampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "num_logprobs", "suppressed_ids", "suppressed_until", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_prompt_tokens", "logit_bias")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "num_logprobs", "suppressed_ids", "suppressed_until", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_prompt_tokens", "logit_bias", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +258,7 @@ class SlotSampling(_message.Message):
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -272,7 +273,8 @@ class SlotSampling(_message.Message):
     repetition_penalty: float
     num_prompt_tokens: int
     logit_bias: _containers.RepeatedCompositeFieldContainer[SlotLogitBias]
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ..., suppressed_until: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[SlotLogitBias, _Mapping]]] = ...) -> None: ...
+    grammar: str
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ..., suppressed_until: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[SlotLogitBias, _Mapping]]] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class SlotLogitBias(_message.Message):
     __slots__ = ("token_id", "bias")
@@ -315,18 +317,20 @@ class StepResult(_message.Message):
     def __init__(self, step: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., failure: _Optional[_Union[StageFailure, _Mapping]] = ...) -> None: ...
 
 class SampledToken(_message.Message):
-    __slots__ = ("slot", "token_id", "logprob", "top_ids", "top_logprobs")
+    __slots__ = ("slot", "token_id", "logprob", "top_ids", "top_logprobs", "problem")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     slot: int
     token_id: int
     logprob: float
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, slot: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    problem: str
+    def __init__(self, slot: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class StageTiming(_message.Message):
     __slots__ = ("receive_seconds", "queue_seconds", "compute_seconds", "idle_seconds", "send")

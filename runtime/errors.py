@@ -429,6 +429,15 @@ class ChatTemplateError(BadRequestError):
 
 
 @dataclass(eq=False, kw_only=True)
+class GrammarError(BadRequestError):
+    """Raised when the grammar of a structured output fails while an answer is generated."""
+
+    code = "grammar"
+    template = "structured output: {problem}; send a simpler schema, regex or choice"
+    problem: str
+
+
+@dataclass(eq=False, kw_only=True)
 class QueueFullError(StagemeshError):
     """Raised when too many requests wait already."""
 

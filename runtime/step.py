@@ -28,10 +28,17 @@ class SlotSampling:
     num_prompt_tokens: int = 0
     # (token id, what is added to its logit), each token once.
     logit_bias: tuple[tuple[int, float], ...] = ()
+    # What the generated tokens must be, in llguidance's notation; empty for anything.
+    grammar: str = ""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """A draw depends on which tokens the sequence has, so the sampling rank keeps them."""
+        return self.has_penalties or bool(self.grammar)
 
     @property
     def has_penalties(self) -> bool:
-        """A draw depends on which tokens the sequence has, so the sampling rank keeps them."""
+        """Tokens that the sequence has change the logits of their like."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         return penalties != (0.0, 0.0, 1.0)
 
@@ -86,7 +93,8 @@ class Step:
 class SampledToken:
     """What the last stage drew for one slot; log-probabilities are natural and before temperature.
 
-    `top_ids` and `top_logprobs` hold `num_logprobs` entries, most likely first.
+    `top_ids` and `top_logprobs` hold `num_logprobs` entries, most likely first. With a `problem`
+    none could be drawn, and the rest means nothing: the sequence ends for that reason.
     """
 
     slot: int
@@ -94,6 +102,7 @@ class SampledToken:
     logprob: float = 0.0
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

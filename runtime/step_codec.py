@@ -101,6 +101,7 @@ def _opening_to_proto(opening: SlotOpening) -> stage_pb2.SlotOpening:
                 stage_pb2.SlotLogitBias(token_id=token_id, bias=bias)
                 for token_id, bias in sampling.logit_bias
             ],
+            grammar=sampling.grammar,
         ),
     )
 
@@ -126,6 +127,7 @@ def _opening_from_proto(message: stage_pb2.SlotOpening) -> SlotOpening:
             repetition_penalty=sampling.repetition_penalty,
             num_prompt_tokens=sampling.num_prompt_tokens,
             logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
+            grammar=sampling.grammar,
         ),
     )
 
@@ -157,6 +159,7 @@ def _sampled_to_proto(token: SampledToken) -> stage_pb2.SampledToken:
         logprob=token.logprob,
         top_ids=token.top_ids,
         top_logprobs=token.top_logprobs,
+        problem=token.problem,
     )
 
 
@@ -167,6 +170,7 @@ def _sampled_from_proto(message: stage_pb2.SampledToken) -> SampledToken:
         logprob=message.logprob,
         top_ids=tuple(message.top_ids),
         top_logprobs=tuple(message.top_logprobs),
+        problem=message.problem,
     )
 
 

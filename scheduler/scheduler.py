@@ -208,6 +208,9 @@ class Scheduler:
         )
 
     def _accept(self, sequence: TrackedSequence, token: SampledToken, now: float) -> TokenEvent:
+        if token.problem:
+            self._forget(sequence)
+            return TokenEvent(sequence.sequence_id, token)
         finish_reason = sequence.accept(token.token_id, now)
         if finish_reason is None:
             self._queues.move(sequence, Phase.READY)

@@ -39,7 +39,10 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A new token of a sequence, and why it was the last if it was."""
+    """A new token of a sequence, and why it was the last if it was.
+
+    A token with a `problem` is none; the sequence is gone.
+    """
 
     sequence_id: int
     token: SampledToken

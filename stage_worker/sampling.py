@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.errors import NonFiniteLogitsError
+from runtime.errors import NonFiniteLogitsError, StagemeshError
 from runtime.step import SampledToken, SlotSampling
+from stage_worker.grammar import GrammarMatcher
 from stage_worker.logit_shaping import is_shaped, shape_logits
 
 
@@ -27,13 +28,15 @@ from stage_worker.logit_shaping import is_shaped, shape_logits
 class Draw:
     """One row's slot and parameters; `position` is that of the token to be drawn.
 
-    `token_ids` is the sequence so far if `sampling.has_penalties`, and else need not be given.
+    `token_ids` is the sequence so far if `sampling.needs_tokens`, and else need not be given;
+    `matcher` follows `sampling.grammar`, if there is one.
     """
 
     slot: int
     sampling: SlotSampling
     position: int
     token_ids: Sequence[int] = ()
+    matcher: GrammarMatcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,15 @@ def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[SampledToken, ...]
 
 def _sample_row(logits_V: Tensor, normalizer: float, likeliest: int, draw: Draw) -> SampledToken:
     sampling = draw.sampling
-    shaped_V = logits_V
-    if is_shaped(sampling, draw.position):
-        shaped_V = shape_logits(logits_V, sampling, draw.position, draw.token_ids)
+    try:
+        shaped_V = _shape(logits_V, draw)
+    except StagemeshError as error:
+        return SampledToken(draw.slot, token_id=0, problem=str(error))
+    if shaped_V is not logits_V:
         likeliest = int(shaped_V.argmax())
     token_id = likeliest if sampling.temperature == 0 else _draw(shaped_V, draw)
+    if draw.matcher is not None:
+        draw.matcher.follow((token_id,))
     num_top = min(sampling.num_logprobs, logits_V.shape[0])
     top_logits, top_ids = logits_V.topk(num_top)
     return SampledToken(
@@ -77,6 +84,17 @@ def _sample_row(logits_V: Tensor, normalizer: float, likeliest: int, draw: Draw)
         top_ids=tuple(top_ids.tolist()),
         top_logprobs=tuple((top_logits - normalizer).tolist()),
     )
+
+
+def _shape(logits_V: Tensor, draw: Draw) -> Tensor:
+    """What is drawn from; raises what `GrammarMatcher.forbidden` raises."""
+    sampling = draw.sampling
+    if is_shaped(sampling, draw.position):
+        logits_V = shape_logits(logits_V, sampling, draw.position, draw.token_ids)
+    if draw.matcher is not None:
+        forbidden_V = draw.matcher.forbidden(draw.token_ids[sampling.num_prompt_tokens :])
+        logits_V = logits_V.masked_fill(forbidden_V, -torch.inf)
+    return logits_V
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

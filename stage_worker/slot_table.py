@@ -20,7 +20,7 @@ from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
 class Slot:
     """One sequence: how its tokens are drawn, how many are in the cache, and in which blocks.
 
-    `token_ids` are kept where `sampling.has_penalties`. They come with the opening (those that are
+    `token_ids` are kept where `sampling.needs_tokens`. They come with the opening (those that are
     cached) and the chunks, all of them from position 0 also after a replay, so no rank has to be
     told what was generated.
     """
@@ -127,7 +127,7 @@ class SlotTable:
             raise BlockError(slot=slot, block=blocks[-1], problem="a block is shared twice")
         self._put_into_table(slot, held, blocks)
         held.num_tokens = num_tokens
-        if held.sampling.has_penalties:
+        if held.sampling.needs_tokens:
             held.token_ids.extend(opening.cached_token_ids)
 
     def _extend(self, chunk: SequenceChunk) -> None:
@@ -152,7 +152,7 @@ class SlotTable:
         first, end = (n // self._limits.block_size for n in (held.num_tokens, num_tokens))
         self._full_blocks.update(held.block_ids[first:end])
         held.num_tokens = num_tokens
-        if held.sampling.has_penalties:
+        if held.sampling.needs_tokens:
             held.token_ids.extend(chunk.token_ids)
 
     def _append_blocks(self, slot: int, held: Slot, block_ids: Sequence[int]) -> None:

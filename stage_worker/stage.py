@@ -25,6 +25,7 @@ from runtime.model_config import ModelConfig, load_model_config
 from runtime.shares import RankShares
 from runtime.step import SampledToken, Step
 from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.grammar import GrammarMatchers, GrammarTokenizer
 from stage_worker.kv_cache import BlockShape, KVCache
 from stage_worker.model.decoder import Decoder, LayerRange
 from stage_worker.sampling import Draw, sample
@@ -73,7 +74,12 @@ class Stage:
     """Loaded weights and, from `open_epoch` on, an empty cache that steps fill."""
 
     def __init__(
-        self, spec: StageSpec, config: ModelConfig, decoder: Decoder, weights_bytes: int
+        self,
+        spec: StageSpec,
+        config: ModelConfig,
+        decoder: Decoder,
+        weights_bytes: int,
+        tokenizer: GrammarTokenizer,
     ) -> None:
         self.spec = spec
         self.config = config
@@ -88,6 +94,8 @@ class Stage:
         layers = config.layers[spec.first_layer : spec.first_layer + spec.num_layers]
         self._windows = frozenset(layer.window for layer in layers)
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
+        self._tokenizer = tokenizer
+        self._matchers = GrammarMatchers(tokenizer)
         self._planner: StepPlanner | None = None
         self._cache: KVCache | None = None
         self._group: RankGroup = SOLO
@@ -117,7 +125,8 @@ class Stage:
                 total_bytes=meter.read_bytes,
             )
             decoder = Decoder.load(reader, config, part, shares, spec.max_model_len)
-        return cls(spec, config, decoder, reader.loaded_bytes)
+        tokenizer = GrammarTokenizer(checkpoint.folder, config.vocab_size, config.eos_token_ids)
+        return cls(spec, config, decoder, reader.loaded_bytes, tokenizer)
 
     @property
     def num_slots_used(self) -> int:
@@ -153,6 +162,7 @@ class Stage:
         spec, shape = self.spec, self._block_shape
         limits = SlotLimits(max_sequences, num_blocks, spec.block_size, spec.max_model_len)
         self._slots = SlotTable(limits)
+        self._matchers = GrammarMatchers(self._tokenizer)
         self._planner = StepPlanner(self._slots, shape, self._windows, self._device)
         self._cache = None  # the old memory goes before the new is taken
         self._cache = KVCache(
@@ -173,6 +183,8 @@ class Stage:
         Any error ends the epoch.
         """
         self._admit(step, hidden_TW)
+        if self.spec.is_last and self.spec.rank == 0:
+            self._matchers.apply(step)
         if not step.chunks:
             return StageOutput(None, ())
         assert self._planner is not None
@@ -199,6 +211,7 @@ class Stage:
                 self._slots[chunk.slot].sampling,
                 position=chunk.position + len(chunk.token_ids),
                 token_ids=self._slots[chunk.slot].token_ids,
+                matcher=self._matchers.get(chunk.slot),
             )
             for chunk in plan.sampled_chunks
         ]

@@ -14,11 +14,8 @@ from protos import inference_pb2, mesh_pb2
 from protos.inference_pb2_grpc import InferenceStub
 from protos.mesh_pb2_grpc import OperationsStub
 from runtime.rpc import dial
-from stagemesh.generation import (
-    GenerationRequest,
-    Model,
-    Prompt,
-    Update,
+from stagemesh.generation import GenerationRequest, Model, Prompt, Update
+from stagemesh.generation_codec import (
     models_from_proto,
     prompt_to_proto,
     request_to_proto,

@@ -14,11 +14,8 @@ from google.protobuf.message import Message
 from protos import inference_pb2, mesh_pb2
 from runtime.rpc import CHANNEL_OPTIONS
 from stagemesh.client import CALL_TIMEOUT_SECONDS, DEFAULT_TARGET, key_metadata
-from stagemesh.generation import (
-    GenerationRequest,
-    Model,
-    Prompt,
-    Update,
+from stagemesh.generation import GenerationRequest, Model, Prompt, Update
+from stagemesh.generation_codec import (
     models_from_proto,
     prompt_to_proto,
     request_to_proto,

@@ -22,8 +22,9 @@ def parse_chat(fields: Fields, request_id: str) -> Call:
     if num_top and not has_logprobs:
         refuse("top_logprobs", "means nothing without logprobs: true")
     max_tokens = take_max_tokens(fields, default=None)
-    request = take_request(fields, request_id, (prompt,), max_tokens, num_top or 0)
-    return Call(request, delivery, lambda model: ChatForm(model, has_logprobs), "top_logprobs")
+    request, names = take_request(fields, request_id, (prompt,), max_tokens, num_top or 0)
+    names["num_logprobs"] = "top_logprobs"
+    return Call(request, delivery, lambda model: ChatForm(model, has_logprobs), names)
 
 
 def take_messages(fields: Fields) -> tuple[ChatMessage, ...]:

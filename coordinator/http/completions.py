@@ -24,14 +24,15 @@ def parse_completion(fields: Fields, request_id: str) -> Call:
     if echo and num_logprobs is not None:
         refuse("logprobs", "cannot be told for an echoed prompt; leave out echo or logprobs")
     max_tokens = take_max_tokens(fields, _DEFAULT_MAX_TOKENS)
-    request = take_request(fields, request_id, prompts, max_tokens, num_logprobs or 0)
+    request, names = take_request(fields, request_id, prompts, max_tokens, num_logprobs or 0)
+    names["num_logprobs"] = "logprobs"
     return Call(
         request,
         delivery,
         lambda model: CompletionForm(
             model, prompts if echo else (), request.num_choices, num_logprobs is not None
         ),
-        logprobs_name="logprobs",
+        names,
     )
 
 

@@ -19,7 +19,6 @@ from coordinator.api_keys import Tenant
 from coordinator.http.connection import while_connected
 from coordinator.http.errors import error_body, rename_field
 from coordinator.http.form import JSON, Answer, Call, Form, usage_body
-from coordinator.http.parameters import FIELD_NAMES
 from coordinator.output import OutputStream
 from coordinator.requests import Update, Usage
 from runtime.errors import InvalidRequestError, StagemeshError
@@ -63,8 +62,7 @@ class GeneratedResponse(Response):
                 else:
                     await _send_json(send, await envelope.whole(output))
         except InvalidRequestError as error:
-            names = {**FIELD_NAMES, "num_logprobs": call.logprobs_name}
-            raise rename_field(error, names) from None
+            raise rename_field(error, call.field_names) from None
 
 
 class _Envelope:

@@ -1,5 +1,6 @@
 """Owns what an error looks like to an HTTP client: OpenAI's shape, status and headers."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -58,6 +59,6 @@ def from_routing(error: HTTPException, path: str, method: str) -> StagemeshError
     return MethodNotAllowedError(path=path[:200], method=method[:20], allowed=allowed)
 
 
-def rename_field(error: InvalidRequestError, names: dict[str, str]) -> InvalidRequestError:
+def rename_field(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
     """The error with the field's name at this door."""
     return replace(error, field=names.get(error.field, error.field))

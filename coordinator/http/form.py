@@ -1,6 +1,6 @@
 """Owns the shape of an answer that every generation shares; chat and completions fill it in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,8 +63,8 @@ class Call:
     request: GenerationRequest
     delivery: Delivery
     make_form: Callable[[ServedModel], Form]
-    # What the client calls `num_logprobs`, for errors.
-    logprobs_name: str
+    # What the client calls fields of the request, for errors; the others have their own names.
+    field_names: Mapping[str, str]
 
 
 def usage_body(usages: list[Usage], num_choices: int) -> JSON:

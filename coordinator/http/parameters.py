@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.http.fields import Fields, integer, refuse, text
+from coordinator.http.structured_output import take_structured_output
 from coordinator.requests import GenerationRequest, Prompt, SamplingOptions
 
 # Field -> the values that mean what its absence means.
@@ -21,7 +22,6 @@ NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "prediction": (),
     "prompt_logprobs": (0,),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -31,7 +31,7 @@ NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
 }
 
 # Fields of `GenerationRequest` that have another name at this door.
-FIELD_NAMES: Final = {
+_FIELD_NAMES: Final = {
     "prompts": "prompt",
     "num_choices": "n",
 }
@@ -64,10 +64,14 @@ def take_request(
     prompts: tuple[Prompt, ...],
     max_tokens: int | None,
     num_logprobs: int,
-) -> GenerationRequest:
-    """What is left of the body; raises `UnsupportedParameterError` for what means nothing here."""
+) -> tuple[GenerationRequest, dict[str, str]]:
+    """What is left of the body, and how fields of the request are called at this door.
+
+    Raises `UnsupportedParameterError` for what means nothing here.
+    """
     # Names the end user for whoever runs a service; it changes no answer.
     fields.text("user")
+    structured_output, structured_name = take_structured_output(fields)
     request = GenerationRequest(
         prompts=prompts,
         request_id=request_id,
@@ -80,10 +84,11 @@ def take_request(
         include_stop=_take_include_stop(fields),
         num_choices=_take_integer(fields, "n", default=1),
         min_tokens=_take_integer(fields, "min_tokens", default=0),
+        structured_output=structured_output,
     )
     fields.refuse_unsupported(NEUTRAL)
     fields.end()
-    return request
+    return request, {**_FIELD_NAMES, "structured_output": structured_name}
 
 
 def take_max_tokens(fields: Fields, default: int | None) -> int | None:

@@ -47,6 +47,7 @@ samplings = st.builds(
     repetition_penalty=float32,
     num_prompt_tokens=uint32,
     logit_bias=st.lists(st.tuples(uint32, float32), max_size=3).map(tuple),
+    grammar=st.text(),
 )
 chunks = st.builds(
     SequenceChunk,

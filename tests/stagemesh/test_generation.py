@@ -12,9 +12,8 @@ from stagemesh.generation import (
     TokenIds,
     Update,
     Usage,
-    request_to_proto,
-    update_from_proto,
 )
+from stagemesh.generation_codec import request_to_proto, update_from_proto
 
 
 def test_request_to_proto_with_defaults_leaves_optional_fields_unset() -> None:

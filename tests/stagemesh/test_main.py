@@ -14,7 +14,7 @@ import pytest
 from protos import inference_pb2, mesh_pb2
 from runtime.errors import ModelNotFoundError, PortTakenError
 from stagemesh import GenerationRequest, MeshState, Update, cli
-from stagemesh.generation import update_from_proto
+from stagemesh.generation_codec import update_from_proto
 from stagemesh.state import state_from_proto
 
 FREE_ADDRESSES = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0")

@@ -9,7 +9,7 @@ import pytest
 from protos import inference_pb2, mesh_pb2
 from stagemesh import MeshState, StagemeshRpcError, Update
 from stagemesh.cli.silence import SilenceWatch
-from stagemesh.generation import update_from_proto
+from stagemesh.generation_codec import update_from_proto
 from stagemesh.state import state_from_proto
 
 UPDATE = update_from_proto(inference_pb2.InferResponse(text="a"))

@@ -113,7 +113,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"logprobs": 2}, 400, "invalid_request", "logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, 400, "invalid_request", "top_logprobs"),
     ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
-    ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+    ({"guided_json": {}}, 400, "unsupported_parameter", "guided_json"),
     ({"echo": True}, 400, "unsupported_parameter", "echo"),
     ({"prompt": "hi"}, 400, "unsupported_parameter", "prompt"),
     (
