@@ -26,7 +26,8 @@ from runtime.logs import configure_logging
 from runtime.step import SequenceChunk, Step
 from runtime.step_codec import step_to_header
 from stage_worker.assembly import ReceivePlan
-from stage_worker.epoch import EpochPlan, EpochSession
+from stage_worker.epoch import EpochSession
+from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
 from stage_worker.next_stage import LinkPlan, NextStage
 from stage_worker.stage import Stage, StageOutput
@@ -190,7 +191,7 @@ def _receive(connection: Connection) -> None:
 async def _serve(connection: Connection) -> None:
     receive = ReceivePlan(
         epoch=_EPOCH,
-        num_senders=1,
+        senders={0: (0, _HIDDEN_SIZE)},
         window=_WINDOW,
         max_step_tokens=max(SIZES_BYTES) // _TOKEN_BYTES,
         dtype=stage_pb2.DTYPE_FLOAT32,
@@ -198,7 +199,7 @@ async def _serve(connection: Connection) -> None:
     )
     with closing(DeviceThread(1)) as thread:
         stage = cast("Stage", _Sink(connection))
-        session = EpochSession(EpochPlan(receive, link=None), stage, thread)
+        session = EpochSession(EpochPlan(receive), stage, thread)
         server = rpc.make_server()
         add_forward_handler(server, _forward_to(session))
         connection.send(await rpc.bind(server, "127.0.0.1:0"))

@@ -10,14 +10,10 @@ from pathlib import Path
 from coordinator.assignment import Assignment
 from coordinator.membership import Member
 from coordinator.options import AUTO_DTYPE, CoordinatorOptions
-from runtime.errors import (
-    InvalidRequestError,
-    NeverFitsError,
-    RankCountError,
-    TooManyRanksError,
-)
+from runtime.errors import InvalidRequestError, NeverFitsError, RankCountError
 from runtime.model_config import ModelConfig
 from runtime.model_store import BUNDLED_MODEL
+from runtime.shares import check_tp_size
 from scheduler import check_layers, make_plan, split_layers
 
 # The share of a stage's time that goes to decode steps, for a mix of prompts and answers.
@@ -105,11 +101,7 @@ def _check_options(options: CoordinatorOptions, config: ModelConfig) -> None:
         raise InvalidRequestError(field="max_model_len", problem=problem)
     if len(options.tp_sizes) != options.pp:
         raise RankCountError(ranks=options.tp, num_stages=options.pp)
-    num_ranks = max(options.tp_sizes)
-    if num_ranks > config.num_kv_heads:
-        raise TooManyRanksError(
-            tp_size=num_ranks, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
-        )
+    check_tp_size(config, max(options.tp_sizes))
 
 
 def _path_for_workers(model: str) -> str:

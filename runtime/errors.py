@@ -747,6 +747,18 @@ class WorkerDiedError(UnavailableError):
 
 
 @dataclass(eq=False, kw_only=True)
+class DeviceStuckError(UnavailableError):
+    """Raised when the device does not come back from an epoch that is over; it ends the process."""
+
+    code = "device_stuck"
+    template = (
+        "the device has not come back {seconds:g} s after the epoch's end, most likely from a "
+        "collective whose other ranks are gone; this process ends, to be started again"
+    )
+    seconds: float
+
+
+@dataclass(eq=False, kw_only=True)
 class LaunchError(StagemeshError):
     """Raised when the processes of a mesh on one machine cannot be started or kept running."""
 

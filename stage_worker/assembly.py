@@ -5,7 +5,9 @@ Each payload is copied once, straight into the tensor that the device will read.
 Shape suffixes: T tokens of the step, H this rank's interval of the hidden dimension.
 """
 
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from protos import stage_pb2
 from runtime.errors import FrameError
+from stage_worker.lanes import Interval
 
 TORCH_DTYPES: dict[stage_pb2.DType, torch.dtype] = {
     stage_pb2.DTYPE_FLOAT32: torch.float32,
@@ -25,16 +28,17 @@ TORCH_DTYPES: dict[stage_pb2.DType, torch.dtype] = {
 class ReceivePlan:
     """What one rank expects of its senders during one epoch.
 
-    `hidden_interval` is the part of the hidden dimension that the senders deliver together, and
-    None where steps carry no activation: on the first stage.
+    `senders` are ranks of the stage before, each with its part of `hidden_interval`, which the
+    parts make up; both are None where steps carry no activation: on the first stage, whose one
+    sender is the coordinator.
     """
 
     epoch: stage_pb2.EpochId
-    num_senders: int
+    senders: Mapping[int, Interval | None]
     window: int
     max_step_tokens: int
     dtype: stage_pb2.DType
-    hidden_interval: tuple[int, int] | None
+    hidden_interval: Interval | None
 
 
 @dataclass(slots=True)
@@ -45,34 +49,18 @@ class PartialStep:
     hidden_TH: torch.Tensor | None
     begun_at: float
     num_finished: int = 0
-    intervals: list[tuple[int, int]] = field(default_factory=list)
 
-    def open_slice(self, interval: tuple[int, int] | None, plan: ReceivePlan) -> "Slice":
-        """Where the sender of `interval` writes; `FrameError` where another sender's is, too."""
+    def open_slice(self, sender_rank: int, plan: ReceivePlan) -> "Slice":
+        """Where this sender writes."""
+        interval = plan.senders[sender_rank]
         if self.hidden_TH is None or interval is None or plan.hidden_interval is None:
             return Slice(np.empty((0, 0), np.uint8))
-        for begin, end in self.intervals:
-            if interval[0] < end and begin < interval[1]:
-                raise FrameError(
-                    what="hidden interval", expected=f"none of [{begin}, {end})", actual=interval
-                )
-        self.intervals.append(interval)
         origin = plan.hidden_interval[0]
         item_bytes = self.hidden_TH.element_size()
         rows = self.hidden_TH.view(torch.uint8).numpy()
         return Slice(
             rows[:, (interval[0] - origin) * item_bytes : (interval[1] - origin) * item_bytes]
         )
-
-    def check_covered(self, plan: ReceivePlan) -> None:
-        """Raises `FrameError` unless the senders' intervals make up the plan's."""
-        if self.hidden_TH is None or plan.hidden_interval is None:
-            return
-        num_received = sum(end - begin for begin, end in self.intervals)
-        if num_received != self.hidden_TH.shape[1]:
-            raise FrameError(
-                what="hidden intervals", expected=plan.hidden_interval, actual=self.intervals
-            )
 
 
 class Slice:
@@ -115,15 +103,26 @@ def check_header(head: stage_pb2.Frame, max_step_tokens: int) -> int:
     return num_tokens
 
 
-def check_activation(
-    head: stage_pb2.Frame, num_tokens: int, plan: ReceivePlan
-) -> tuple[int, int] | None:
-    """The sender's interval of the hidden dimension, if the step carries an activation here."""
-    carries = plan.hidden_interval is not None and num_tokens > 0
+def check_same_header(
+    header: stage_pb2.StepHeader, other: stage_pb2.StepHeader, sender_rank: int
+) -> None:
+    """Raises `FrameError` where a sender's header is not the one that another sender has sent."""
+    if header != other:
+        raise FrameError(
+            what=f"header of step {header.step} from sender {sender_rank}",
+            expected=f"that of the other senders, {_digest(other)}",
+            actual=_digest(header),
+        )
+
+
+def check_activation(head: stage_pb2.Frame, num_tokens: int, plan: ReceivePlan) -> None:
+    """Raises `FrameError` unless the frame announces just what its sender owes for this step."""
+    interval = plan.senders[head.sender_rank]
+    carries = interval is not None and num_tokens > 0
     if head.HasField("activation") != carries:
         raise FrameError(what="activation", expected=carries, actual=not carries)
-    if plan.hidden_interval is None or not carries:
-        return None
+    if interval is None or not carries:
+        return
     spec = head.activation
     if spec.dtype != plan.dtype:
         raise FrameError(
@@ -133,14 +132,17 @@ def check_activation(
         )
     if spec.num_tokens != num_tokens:
         raise FrameError(what="activation rows", expected=num_tokens, actual=spec.num_tokens)
-    begin, end = plan.hidden_interval
-    if not begin <= spec.hidden_begin < spec.hidden_end <= end:
+    if (spec.hidden_begin, spec.hidden_end) != interval:
         raise FrameError(
-            what="hidden interval",
-            expected=f"within [{begin}, {end})",
+            what=f"hidden interval of sender {head.sender_rank}",
+            expected=f"[{interval[0]}, {interval[1]})",
             actual=f"[{spec.hidden_begin}, {spec.hidden_end})",
         )
-    return spec.hidden_begin, spec.hidden_end
+
+
+def _digest(header: stage_pb2.StepHeader) -> str:
+    serialized = header.SerializeToString(deterministic=True)
+    return f"digest {hashlib.blake2b(serialized, digest_size=8).hexdigest()}"
 
 
 def _dtype_name(dtype: int) -> str:

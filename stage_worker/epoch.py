@@ -1,8 +1,9 @@
 """One epoch on one rank: receive, compute and send overlapped, steps strictly in order.
 
-While step n+1 computes, step n is being sent and n+2 received. The first failure anywhere, also of
-a stream, ends the session: it goes to `Results`, the streams are aborted, and the worker lives on.
-The session never opens or loads anything; `worker.py` does.
+While step n+1 computes, step n is being sent and n+2 received; a sequential epoch does one after
+the other, to compare. The first failure anywhere, also of a stream, ends the session: it goes to
+the other ranks of the stage and to `Results`, the streams are aborted, and the worker lives on. The
+session never opens or loads anything; `worker.py` does.
 """
 
 import asyncio
@@ -18,14 +19,16 @@ import torch
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, StagemeshError, find_error
 from runtime.logs import get_logger
-from runtime.step import SendTiming, StageTiming, Step, StepResult
+from runtime.step import SampledToken, SendTiming, StageTiming, Step, StepResult
 from runtime.step_codec import header_to_step
-from stage_worker.assembly import ReceivePlan
+from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
-from stage_worker.next_stage import LinkPlan, NextStage
+from stage_worker.lanes import Interval, cut
+from stage_worker.next_ranks import NextRanks
 from stage_worker.receiver import Receiver, Sender
 from stage_worker.results import ResultsLog
-from stage_worker.stage import Stage, StageOutput
+from stage_worker.stage import Stage
 from stage_worker.transport import ForwardContext, WireFrame, epoch_name
 
 # Outputs that wait for credits; with one being sent, compute is at most three steps ahead.
@@ -35,30 +38,26 @@ _log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPlan:
-    """Where an epoch's steps come from and go to; no link on the last stage."""
-
-    receive: ReceivePlan
-    link: LinkPlan | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Output:
     """A computed step on its way to the next stage; `ready_at` is `time.monotonic` seconds."""
 
     header: stage_pb2.StepHeader
-    hidden_TH: torch.Tensor | None
+    parts: tuple[torch.Tensor | None, ...]
     ready_at: float
 
 
 class EpochSession:
     """Runs in one task (`run`); each sender's stream is served by its own (`serve_sender`)."""
 
-    def __init__(self, plan: EpochPlan, stage: Stage, device: DeviceThread) -> None:
+    def __init__(
+        self, plan: EpochPlan, stage: Stage, device: DeviceThread, group: RankGroup = SOLO
+    ) -> None:
+        """`group` is this rank's end of its stage; it is aborted at the end, not closed."""
         self.epoch = plan.receive.epoch
         self.results = ResultsLog(self.epoch)
         self.num_steps = 0
-        self._link = plan.link
+        self._plan = plan
+        self._group = group
         self._stage = stage
         self._device = device
         self._receiver = Receiver(plan.receive)
@@ -74,17 +73,15 @@ class EpochSession:
     async def run(self) -> None:
         """Run the epoch until it fails, which is published and not raised, or is cancelled."""
         try:
-            if self._link is None:
-                await self._run_steps(None)
-            else:
-                async with NextStage(self._link) as next_stage:
-                    await self._run_steps(next_stage)
+            async with NextRanks(self._plan.links) as next_ranks:
+                await self._run_steps(next_ranks)
         # The epoch's boundary: whatever it was, the worker lives on.
         except Exception as exc:  # noqa: BLE001
             self._failure = self._log_failure(exc)
         finally:
             self._over.set()
             self._settled.set()
+            self._group.abort(self._failure or _taken_over())
             self.results.close(self._failure, self.num_steps)
 
     async def wait_open(self) -> None:
@@ -97,6 +94,10 @@ class EpochSession:
     def is_over(self) -> bool:
         """No further step will run."""
         return self._over.is_set()
+
+    async def over(self) -> None:
+        """Return once no further step will run."""
+        await self._over.wait()
 
     async def serve_sender(self, context: ForwardContext) -> None:
         """Drain one sender's stream until the epoch ends; raises what ended it.
@@ -115,23 +116,25 @@ class EpochSession:
                     self._receiver.accept(sender, frame, time.monotonic())
                     frame = await _read_frame(context, f"sender {sender.rank}")
 
-    async def _run_steps(self, next_stage: NextStage | None) -> None:
+    async def _run_steps(self, next_ranks: NextRanks) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._raise_reported())
             tasks.create_task(self._raise_when_unread())
-            tasks.create_task(self._compute_steps())
-            if next_stage is not None:
-                tasks.create_task(next_stage.read_credits())
-                tasks.create_task(self._send_outputs(next_stage))
+            tasks.create_task(self._compute_steps(next_ranks))
+            tasks.create_task(next_ranks.read_credits())
+            if not self._plan.is_sequential:
+                tasks.create_task(self._send_outputs(next_ranks))
             self._settled.set()
 
-    async def _compute_steps(self) -> None:
+    async def _compute_steps(self, next_ranks: NextRanks) -> None:
         idle_since = time.monotonic()
         while True:
             received = await self._receiver.take()
             step = header_to_step(received.header)
+            if not self._plan.is_sequential:
+                self._receiver.grant(step.number)
             computed = await self._device.compute(
-                partial(_run_stage, self._stage, step, received.hidden_TH)
+                partial(_run_stage, self._stage, step, received.hidden_TH, next_ranks.parts)
             )
             sends = self._unreported_sends
             timing = StageTiming(
@@ -143,26 +146,33 @@ class EpochSession:
             )
             idle_since = computed.ended_at
             self.num_steps += 1
-            output = computed.value
-            if self._link is not None:
-                await self._outbox.put(
-                    _Output(received.header, output.hidden_TH, computed.ended_at)
-                )
-            await self.results.put(StepResult(step.number, output.sampled, timing))
+            parts, sampled = computed.value
+            output = _Output(received.header, parts, computed.ended_at)
+            if self._plan.is_sequential:
+                await self._send(next_ranks, output)
+                self._receiver.grant(step.number)
+            elif parts:
+                await self._outbox.put(output)
+            if self._plan.rank == 0:
+                await self.results.put(StepResult(step.number, sampled, timing))
 
-    async def _send_outputs(self, next_stage: NextStage) -> None:
+    async def _send_outputs(self, next_ranks: NextRanks) -> None:
         while True:
-            output = await self._outbox.get()
-            sent = await next_stage.send(output.header, output.hidden_TH)
-            self._unreported_sends.append(
-                SendTiming(
-                    step=output.header.step,
-                    seconds=sent.ended_at - output.ready_at,
-                    hidden_seconds=self._device.busy_seconds(output.ready_at, sent.ended_at),
-                    num_frames=sent.num_frames,
-                    num_bytes=sent.num_bytes,
-                )
+            await self._send(next_ranks, await self._outbox.get())
+
+    async def _send(self, next_ranks: NextRanks, output: _Output) -> None:
+        if not output.parts:
+            return
+        sent = await next_ranks.send(output.header, output.parts)
+        self._unreported_sends.append(
+            SendTiming(
+                step=output.header.step,
+                seconds=sent.ended_at - output.ready_at,
+                hidden_seconds=self._device.busy_seconds(output.ready_at, sent.ended_at),
+                num_frames=sent.num_frames,
+                num_bytes=sent.num_bytes,
             )
+        )
 
     @contextmanager
     def _ending_epoch(self, sender: Sender) -> Iterator[None]:
@@ -205,17 +215,15 @@ class EpochSession:
 
     async def _raise_when_over(self) -> None:
         await self._over.wait()
-        if self._failure is None:
-            raise EpochEndedError(cause="closed", detail="another epoch or assignment took over")
-        raise EpochEndedError.by(self._failure)
+        raise EpochEndedError.by(self._failure or _taken_over())
 
 
-def _run_stage(stage: Stage, step: Step, hidden_TH: torch.Tensor | None) -> StageOutput:
-    """On the device's thread: one step, its output on the host in one piece."""
+def _run_stage(
+    stage: Stage, step: Step, hidden_TH: torch.Tensor | None, parts: tuple[Interval, ...]
+) -> tuple[tuple[torch.Tensor | None, ...], tuple[SampledToken, ...]]:
+    """On the device's thread: one step, its output on the host and cut for the next ranks."""
     output = stage.run(step, hidden_TH)
-    if output.hidden_TH is None:
-        return output
-    return StageOutput(output.hidden_TH.cpu().contiguous(), output.sampled)
+    return cut(output.hidden_TH, parts), output.sampled
 
 
 async def _read_frame(context: ForwardContext, sender: str) -> WireFrame:
@@ -228,6 +236,10 @@ async def _read_frame(context: ForwardContext, sender: str) -> WireFrame:
 async def _write_credits(context: ForwardContext, sender: Sender) -> None:
     while True:
         await context.write(stage_pb2.Credit(step=await sender.credits.get()))
+
+
+def _taken_over() -> EpochEndedError:
+    return EpochEndedError(cause="closed", detail="another epoch or assignment took over")
 
 
 def _sender_gone(detail: str) -> EpochEndedError:

@@ -18,6 +18,7 @@ from runtime.errors import (
 )
 from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
+from runtime.shares import check_tp_size
 from stage_worker.canary import record_canary
 from stage_worker.progress import ProgressFn
 from stage_worker.stage import Stage, StageSpec
@@ -74,6 +75,7 @@ def find_part(
         device.model_path or assignment.model, assignment.weights_fingerprint, progress
     )
     config = load_model_config(checkpoint.folder)
+    check_tp_size(config, assignment.tp_size)
     _check_layers(assignment, config.num_layers)
     if assignment.max_model_len > config.max_position_embeddings:
         raise AssignmentError(
@@ -115,17 +117,16 @@ def compute_canary(
 
 def check_assignment(assignment: stage_pb2.Assignment) -> None:
     """Refuse an assignment that no model could make sense of."""
-    for name in ("num_stages", "num_layers", "block_size", "max_model_len"):
+    for name in ("num_stages", "tp_size", "num_layers", "block_size", "max_model_len"):
         if getattr(assignment, name) < 1:
             raise InvalidRequestError(field=f"assignment.{name}", problem="must be at least 1")
     if assignment.dtype not in _DTYPE_NAMES:
         raise InvalidRequestError(
             field="assignment.dtype", problem=f"{assignment.dtype} is not a known dtype"
         )
-    if (assignment.rank, assignment.tp_size) != (0, 1):
+    if assignment.rank >= assignment.tp_size:
         raise AssignmentError(
-            expected="rank 0 of 1",
-            actual=f"rank {assignment.rank} of {assignment.tp_size}",
+            expected=f"a rank below {assignment.tp_size}", actual=f"rank {assignment.rank}"
         )
     if assignment.stage >= assignment.num_stages:
         raise AssignmentError(
@@ -178,4 +179,6 @@ def _stage_spec(assignment: stage_pb2.Assignment, device: WorkerDevice) -> Stage
         kv_memory_bytes=assignment.kv_memory_bytes,
         num_threads=device.num_threads,
         device=device.kind,
+        rank=assignment.rank,
+        tp_size=assignment.tp_size,
     )

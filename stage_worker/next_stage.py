@@ -19,6 +19,7 @@ import torch
 from protos import stage_pb2
 from runtime import rpc
 from runtime.errors import EpochEndedError, FrameError, WindowExceededError
+from stage_worker.lanes import Interval
 from stage_worker.transport import CHUNK_BYTES, ForwardCall, WireFrame, open_forward
 
 _CONNECT_SECONDS = 10.0
@@ -33,7 +34,7 @@ class LinkPlan:
     address: str
     window: int
     dtype: stage_pb2.DType
-    hidden_interval: tuple[int, int]
+    hidden_interval: Interval
 
 
 @dataclass(frozen=True, slots=True)

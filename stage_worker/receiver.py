@@ -18,6 +18,7 @@ from stage_worker.assembly import (
     Slice,
     check_activation,
     check_header,
+    check_same_header,
     empty_hidden,
 )
 from stage_worker.transport import WireFrame, epoch_name
@@ -64,10 +65,9 @@ class Receiver:
         """Admit the sender whose first frame this is; the frame still has to be accepted."""
         self._check_epoch(frame)
         rank = frame.head.sender_rank
-        if rank >= self._plan.num_senders:
-            raise FrameError(
-                what="sender rank", expected=f"less than {self._plan.num_senders}", actual=rank
-            )
+        if rank not in self._plan.senders:
+            known = ", ".join(map(str, self._plan.senders))
+            raise FrameError(what="sender rank", expected=f"one of {known}", actual=rank)
         if rank in self._senders:
             raise FrameError(
                 what=f"streams of sender {rank}", expected="one an epoch", actual="another"
@@ -94,11 +94,13 @@ class Receiver:
             self._finish(sender, now)
 
     async def take(self) -> ReceivedStep:
-        """The next step in order, once complete; each of its senders earns a credit."""
-        received = await self._complete.get()
+        """The next step in order, once complete."""
+        return await self._complete.get()
+
+    def grant(self, step: int) -> None:
+        """Give each sender the credit that `step`, which was taken, has earned it."""
         for sender in self._senders.values():
-            sender.grant(received.header.step)
-        return received
+            sender.grant(step)
 
     def _check_epoch(self, frame: WireFrame) -> None:
         if frame.head.epoch != self._plan.epoch:
@@ -112,17 +114,13 @@ class Receiver:
             raise WindowExceededError(step=head.step, window=plan.window)
         num_tokens = check_header(head, plan.max_step_tokens)
         partial = self._partials.get(head.step)
-        if partial is not None and partial.header != head.header:
-            raise FrameError(
-                what=f"header of step {head.step} from sender {sender.rank}",
-                expected="the one of the other senders",
-                actual="another",
-            )
-        interval = check_activation(head, num_tokens, plan)
+        if partial is not None:
+            check_same_header(head.header, partial.header, sender.rank)
+        check_activation(head, num_tokens, plan)
         if partial is None:
             partial = PartialStep(head.header, empty_hidden(num_tokens, plan), now)
             self._partials[head.step] = partial
-        return partial.open_slice(interval, plan)
+        return partial.open_slice(sender.rank, plan)
 
     def _finish(self, sender: Sender, now: float) -> None:
         assert sender.slice is not None
@@ -130,8 +128,7 @@ class Receiver:
         sender.slice = None
         partial = self._partials[sender.step]
         partial.num_finished += 1
-        if partial.num_finished == self._plan.num_senders:
-            partial.check_covered(self._plan)
+        if partial.num_finished == len(self._plan.senders):
             del self._partials[sender.step]
             self._complete.put_nowait(
                 ReceivedStep(partial.header, partial.hidden_TH, partial.begun_at, now)

@@ -5,6 +5,7 @@ its device does not exist, or the coordinator refused it.
 """
 
 import asyncio
+import os
 import uuid
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from runtime import rpc
-from runtime.errors import InvalidRequestError, find_error
+from runtime.errors import DeviceStuckError, InvalidRequestError, find_error
 from runtime.logs import get_logger
 from runtime.loop_lag import observe_loop_lag
 from runtime.metrics import WorkerMetrics
@@ -28,6 +29,9 @@ from stage_worker.loading import WorkerDevice
 from stage_worker.service import StageService
 from stage_worker.telemetry import expose
 from stage_worker.worker import Worker
+
+# Another try may do better, so it is not the code of a process that refuses.
+EXIT_STUCK = 4
 
 _GRACE_SECONDS = 2.0
 
@@ -53,11 +57,18 @@ class WorkerOptions:
 
 
 def run_worker(options: WorkerOptions) -> None:
-    """Serve until SIGTERM, SIGINT or the parent's end; raises what makes the process give up."""
+    """Serve until SIGTERM, SIGINT or the parent's end; raises what makes the process give up.
+
+    With a device that is stuck it exits with `EXIT_STUCK`, because nothing can end its thread.
+    """
     try:
         run(partial(serve_worker, options), exit_with_parent=options.exit_with_parent)
     except ExceptionGroup as group:
-        raise find_error(group) or group from None
+        error = find_error(group) or group
+        if isinstance(error, DeviceStuckError):
+            _log.error(error.code, message=str(error))
+            os._exit(EXIT_STUCK)
+        raise error from None
 
 
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:

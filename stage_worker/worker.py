@@ -6,30 +6,32 @@ come one after the other. It knows nothing of RPCs; `service.py` maps them onto 
 
 import asyncio
 import gc
+from contextlib import suppress
 from functools import partial
 
 from protos import stage_pb2
 from runtime.errors import (
     AssignmentError,
+    DeviceStuckError,
     EpochEndedError,
-    InvalidRequestError,
-    NeverFitsError,
-    NotEnoughMemoryError,
     NotReadyError,
     StaleEpochError,
 )
-from stage_worker.assembly import ReceivePlan
-from stage_worker.epoch import EpochPlan, EpochSession
+from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.collectives.opening import open_group
+from stage_worker.epoch import EpochSession
+from stage_worker.epoch_plan import check_limits, make_epoch_plan, make_group_spec
 from stage_worker.executor import DeviceThread
 from stage_worker.loading import LoadedPart, WorkerDevice, compute_canary, find_part, load_part
-from stage_worker.next_stage import LinkPlan
 from stage_worker.progress import ProgressFn
 from stage_worker.results import ResultsLog
 from stage_worker.status import peak_rss_bytes, rss_bytes
 from stage_worker.transport import epoch_name
 
-_MIN_WINDOW, _MAX_WINDOW = 2, 1024
-_MAX_TABLE_BYTES = 2**30
+# What a device that waits in a collective is given beyond the collective's own timeout.
+_STUCK_SECONDS = 5.0
+# For giving a group back while the process ends; what is stuck ends with the process.
+_CLOSE_SECONDS = 1.0
 
 
 class Worker:
@@ -51,6 +53,8 @@ class Worker:
         self._loaded: LoadedPart | None = None
         self._session: EpochSession | None = None
         self._session_task: asyncio.Task[None] | None = None
+        self._group: RankGroup = SOLO
+        self._watch: asyncio.Task[None] | None = None
         # Outlives its session, so that a reader that comes late still learns why it failed.
         self._results: ResultsLog | None = None
 
@@ -90,14 +94,15 @@ class Worker:
         async with self._change():
             loaded = self._check_epoch(request)
             await self._end_session()
-            stage = loaded.stage
-            await self._thread.run(
-                partial(stage.open_epoch, request.num_kv_blocks, request.max_sequences)
-            )
-            session = EpochSession(_epoch_plan(request, loaded), stage, self._thread)
+            self._group = await self._thread.run(partial(_open_stage, request, loaded))
+            plan = make_epoch_plan(request, loaded)
+            session = EpochSession(plan, loaded.stage, self._thread, self._group)
             self._results = session.results
             self._session = session
             self._session_task = self._tasks.create_task(session.run())
+            if self._group.size > 1:
+                patience = request.collective_timeout_seconds + _STUCK_SECONDS
+                self._watch = self._tasks.create_task(self._watch_device(session, patience))
             await session.wait_open()
 
     def session(self) -> EpochSession:
@@ -119,7 +124,11 @@ class Worker:
 
     async def close(self) -> None:
         """End the epoch; the process is about to end."""
-        await self._end_session()
+        if self._watch is not None:
+            self._watch.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._end_session()
 
     def status(self) -> stage_pb2.StatusResponse:
         """What this worker holds and does now."""
@@ -169,6 +178,18 @@ class Worker:
             self._session_task.cancel()
             await asyncio.wait((self._session_task,))
             self._session_task = None
+        group, self._group = self._group, SOLO
+        if group.size > 1:
+            await self._thread.run(group.close)
+
+    async def _watch_device(self, session: EpochSession, patience_seconds: float) -> None:
+        """Ends the process, by an error, if the device stays in an epoch that is over."""
+        await session.over()
+        try:
+            async with asyncio.timeout(patience_seconds):
+                await self._thread.run(lambda: None)
+        except TimeoutError:
+            raise DeviceStuckError(seconds=patience_seconds) from None
 
     def _latest_epoch(self) -> str:
         return "none" if self._results is None else epoch_name(self._results.epoch)
@@ -194,54 +215,16 @@ class Worker:
             raise StaleEpochError(
                 expected=f"later than {epoch_name(latest)}", actual=epoch_name(request.epoch)
             )
-        _check_limits(request, self._loaded)
+        check_limits(request, self._loaded)
         return self._loaded
 
 
-def _check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> None:
-    for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
-        if getattr(request, name) < 1:
-            raise InvalidRequestError(field=name, problem="must be at least 1")
-    if not _MIN_WINDOW <= request.window <= _MAX_WINDOW:
-        problem = f"must be between {_MIN_WINDOW} and {_MAX_WINDOW}"
-        raise InvalidRequestError(field="window", problem=problem)
-    if request.num_kv_blocks > loaded.num_kv_blocks:
-        raise NeverFitsError(
-            num_blocks_needed=request.num_kv_blocks, num_blocks=loaded.num_kv_blocks
-        )
-    table_bytes = loaded.stage.block_table_bytes(request.max_sequences)
-    if table_bytes > _MAX_TABLE_BYTES:
-        raise NotEnoughMemoryError(
-            needed_bytes=table_bytes,
-            available_bytes=_MAX_TABLE_BYTES,
-            what=f"block tables for {request.max_sequences} sequences",
-        )
-    num_next = 0 if loaded.stage.spec.is_last else 1
-    if len(request.next) != num_next:
-        raise InvalidRequestError(
-            field="next", problem=f"needs {num_next} ranks here, got {len(request.next)}"
-        )
-
-
-def _epoch_plan(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> EpochPlan:
-    hidden_interval = (0, loaded.stage.config.hidden_size)
-    dtype = loaded.assignment.dtype
-    receive = ReceivePlan(
-        epoch=request.epoch,
-        num_senders=request.num_senders,
-        window=request.window,
-        max_step_tokens=request.max_step_tokens,
-        dtype=dtype,
-        hidden_interval=None if loaded.stage.spec.is_first else hidden_interval,
-    )
-    if not request.next:
-        return EpochPlan(receive, link=None)
-    link = LinkPlan(
-        epoch=request.epoch,
-        sender_rank=request.rank,
-        address=request.next[0].address,
-        window=request.window,
-        dtype=dtype,
-        hidden_interval=hidden_interval,
-    )
-    return EpochPlan(receive, link)
+def _open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> RankGroup:
+    """On the device's thread: an empty stage, with this rank's end of a new group."""
+    group = open_group(make_group_spec(request, loaded))
+    try:
+        loaded.stage.open_epoch(request.num_kv_blocks, request.max_sequences, group)
+    except BaseException:
+        group.close()
+        raise
+    return group

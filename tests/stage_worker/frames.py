@@ -1,11 +1,14 @@
 """Frames and headers for tests of the wire, made as a sender of the plan would make them."""
 
+from collections.abc import Mapping
+
 import torch
 
 from protos import stage_pb2
 from runtime.step import SequenceChunk, Step
 from runtime.step_codec import step_to_header
 from stage_worker.assembly import ReceivePlan
+from stage_worker.lanes import Interval
 from stage_worker.next_stage import LinkPlan, step_frames
 from stage_worker.receiver import Receiver, Sender
 from stage_worker.transport import WireFrame, decode_frame, encode_frame
@@ -16,14 +19,15 @@ HIDDEN_SIZE = 8
 
 def receive_plan(
     *,
-    num_senders: int = 1,
+    senders: Mapping[int, Interval | None] | None = None,
     window: int = 2,
     max_step_tokens: int = 16,
     dtype: stage_pb2.DType = stage_pb2.DTYPE_FLOAT32,
-    hidden_interval: tuple[int, int] | None = (0, HIDDEN_SIZE),
+    hidden_interval: Interval | None = (0, HIDDEN_SIZE),
 ) -> ReceivePlan:
-    """What a rank in the middle of a pipeline expects."""
-    return ReceivePlan(EPOCH, num_senders, window, max_step_tokens, dtype, hidden_interval)
+    """What a rank in the middle of a pipeline expects: all from one sender, if not told else."""
+    senders = senders or {0: hidden_interval}
+    return ReceivePlan(EPOCH, senders, window, max_step_tokens, dtype, hidden_interval)
 
 
 def make_header(number: int, num_tokens: int = 3) -> stage_pb2.StepHeader:
@@ -37,7 +41,7 @@ def make_frames(
     hidden_TH: torch.Tensor | None,
     *,
     sender_rank: int = 0,
-    hidden_interval: tuple[int, int] = (0, HIDDEN_SIZE),
+    hidden_interval: Interval = (0, HIDDEN_SIZE),
     dtype: stage_pb2.DType = stage_pb2.DTYPE_FLOAT32,
 ) -> list[WireFrame]:
     """One step as it comes out of the other end of the wire."""

@@ -15,7 +15,8 @@ from protos import stage_pb2
 from runtime import rpc
 from runtime.step import SendTiming, Step
 from runtime.step_codec import result_from_proto
-from stage_worker.epoch import EpochPlan, EpochSession
+from stage_worker.epoch import EpochSession
+from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
 from stage_worker.next_stage import LinkPlan, NextStage
 from stage_worker.stage import Stage, StageOutput
@@ -103,7 +104,7 @@ async def _middle() -> AsyncIterator[tuple[_Before, _Device, EpochSession, _Afte
     ):
         link = LinkPlan(EPOCH, 0, after_address, 2, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE))
         with closing(DeviceThread(1)) as thread:
-            plan = EpochPlan(receive_plan(window=2), link)
+            plan = EpochPlan(receive_plan(window=2), (link,))
             session = EpochSession(plan, cast("Stage", device), thread)
             running = tasks.create_task(session.run())
 

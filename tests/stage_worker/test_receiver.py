@@ -68,7 +68,7 @@ async def test_take_every_dtype_keeps_every_bit(dtype: stage_pb2.DType) -> None:
 async def test_take_two_senders_in_any_order_joins_their_intervals(
     cut: int, chunk_bytes: int, data: st.DataObject
 ) -> None:
-    receiver = Receiver(receive_plan(num_senders=2))
+    receiver = Receiver(receive_plan(senders={0: (0, cut), 1: (cut, HIDDEN_SIZE)}))
     hidden_TH = torch.randn(5, HIDDEN_SIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(next_stage, "CHUNK_BYTES", chunk_bytes)
@@ -87,6 +87,7 @@ async def test_take_two_senders_in_any_order_joins_their_intervals(
         rank = data.draw(st.sampled_from([rank for rank in (0, 1) if queues[rank]]))
         receiver.accept(senders[rank], queues[rank].pop(0), now=0.0)
     received = await receiver.take()
+    receiver.grant(0)
 
     assert received.hidden_TH is not None
     assert torch.equal(received.hidden_TH, hidden_TH)
@@ -103,11 +104,12 @@ async def test_take_empty_step_and_first_stage_carry_no_tensor() -> None:
     assert (await first.take()).hidden_TH is None
 
 
-async def test_accept_within_window_gives_credits_as_steps_are_taken() -> None:
+async def test_accept_within_window_goes_on_as_credits_are_granted() -> None:
     receiver = Receiver(receive_plan(window=2))
     sender = feed(receiver, [make_frame(0), make_frame(1)])
 
     await receiver.take()
+    receiver.grant(0)
     feed(receiver, [make_frame(2)], sender)
 
     assert sender.credits.get_nowait() == 0
@@ -122,15 +124,14 @@ async def test_accept_more_than_window_raises_window_exceeded() -> None:
         receiver.accept(sender, make_frame(2), now=0.0)
 
 
-async def test_take_sender_that_reads_no_credits_raises_window_exceeded() -> None:
+async def test_grant_sender_that_reads_no_credits_raises_window_exceeded() -> None:
     receiver = Receiver(receive_plan(window=2))
-    sender = feed(receiver, [make_frame(0), make_frame(1)])
-    await receiver.take()
-    await receiver.take()
-    feed(receiver, [make_frame(2)], sender)
+    feed(receiver, [make_frame(0), make_frame(1)])
+    receiver.grant(0)
+    receiver.grant(1)
 
     with pytest.raises(WindowExceededError):
-        await receiver.take()
+        receiver.grant(2)
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -167,14 +168,14 @@ async def test_attach_unknown_or_second_stream_of_a_rank_raises_frame_error() ->
     receiver = Receiver(receive_plan())
     receiver.attach(make_frame(0))
 
-    with pytest.raises(FrameError, match="sender rank: expected less than 1, got 1"):
+    with pytest.raises(FrameError, match="sender rank: expected one of 0, got 1"):
         receiver.attach(edited(make_frame(0), sender_rank=1))
     with pytest.raises(FrameError, match="streams of sender 0"):
         receiver.attach(make_frame(0))
 
 
 async def test_accept_rank_that_changes_raises_frame_error() -> None:
-    receiver = Receiver(receive_plan(num_senders=2))
+    receiver = Receiver(receive_plan(senders={0: (0, HIDDEN_SIZE), 1: None}))
     sender = receiver.attach(make_frame(0))
 
     with pytest.raises(FrameError, match="sender rank: expected 0, got 1"):
