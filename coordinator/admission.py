@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from coordinator.answer_text import AnswerText
 from coordinator.api_keys import ANONYMOUS, Tenant
 from coordinator.detokenizer import Detokenizer
-from coordinator.engine import Engine
+from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation
 from coordinator.output import OutputStream
 from coordinator.quotas import Account, Quotas
@@ -63,17 +63,17 @@ class Admission:
     def __init__(
         self,
         model: asyncio.Future[ServedModel],
-        engine: Engine,
+        dispatcher: Dispatcher,
         max_model_len: int | None,
         max_waiting: int,
     ) -> None:
         """`model` may still be loading: requests wait for it, at most `max_waiting` of them."""
         self._loading = model
-        self._engine = engine
+        self._dispatcher = dispatcher
         self._max_model_len = max_model_len
         self.max_prompts = max_waiting
         self._num_early = 0
-        self._quotas = Quotas(engine.clock)
+        self._quotas = Quotas(dispatcher.clock)
         # Requests between their admission and their end, by tenant and the id that the client gave.
         self._admitted: dict[tuple[str, str], list[_Admitted]] = {}
         self._sequence_ids = itertools.count(1)
@@ -92,7 +92,7 @@ class Admission:
         Raises what `check_request` says, `EmptyPromptError`, `PromptTooLongError`,
         `QueueFullError`, what `Quotas.admit` does, and why nothing is served if that is so.
         """
-        arrival = self._engine.clock()
+        arrival = self._dispatcher.clock()
         with self._quotas.admit(tenant) as account:
             model = await self.model()
             check_request(request, model.name, model.config.vocab_size, self.max_prompts)
@@ -105,7 +105,7 @@ class Admission:
             key = (tenant.name, request.request_id)
             self._admitted.setdefault(key, []).append(admitted)
             try:
-                self._engine.submit(generations)
+                self._dispatcher.submit(generations)
                 num_tokens = [len(prompt) for prompt in tokenized.prompts]
                 account.charge(sum(num_tokens))
                 log.info("request_admitted", num_prompt_tokens=num_tokens)
@@ -113,7 +113,7 @@ class Admission:
             finally:
                 self._forget(key, admitted)
                 error = DeadlineExceededError if is_late() else RequestCancelledError
-                num_unfinished = self._engine.cancel(generations, error.code)
+                num_unfinished = self._dispatcher.cancel(generations, error.code)
                 log.info("request_ended", num_unfinished=num_unfinished)
 
     def cancel(self, request_id: str, tenant: Tenant = ANONYMOUS) -> int:
@@ -124,12 +124,12 @@ class Admission:
         admitted = self._admitted.get((tenant.name, request_id), ())
         for request in admitted:
             request.output.fail(RequestCancelledError())
-            self._engine.cancel(request.generations)
+            self._dispatcher.cancel(request.generations)
         return len(admitted)
 
     def max_model_len(self, model: ServedModel) -> int:
         """The longest prompt and answer together: the replica's, once there was one."""
-        limits = self._engine.limits
+        limits = self._dispatcher.limits
         most = self._max_model_len or model.config.max_position_embeddings
         return limits.max_model_len if limits is not None else most
 

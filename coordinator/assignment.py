@@ -31,11 +31,3 @@ class LoadReport:
     peak_rss_bytes: int
     load_seconds: float
     weights_fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedPart:
-    """An assignment that a worker carries out, with its report."""
-
-    assignment: Assignment
-    report: LoadReport

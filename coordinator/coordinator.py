@@ -1,7 +1,6 @@
-"""Owns the parts of a coordinator and the way from a model's name to a replica that serves.
+"""Owns the parts of a coordinator and the way from a model's name to replicas that serve.
 
-It listens to nothing: `server.py` puts the doors in front. Several replicas come behind the same
-admission.
+It listens to nothing: `server.py` puts the doors in front.
 """
 
 import asyncio
@@ -12,8 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.admission import Admission
 from coordinator.api_keys import ApiKeys, Tenant
+from coordinator.commons import Commons
+from coordinator.dispatcher import Dispatcher
 from coordinator.engine import Engine
-from coordinator.membership import Member, Membership
+from coordinator.membership import Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from coordinator.replica import Replica
@@ -36,18 +37,14 @@ class Coordinator:
         self.metrics = CoordinatorMetrics(CollectorRegistry())
         self.membership = Membership(options.max_workers)
         self.model: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
-        self.replica: Replica | None = None
         # Where workers join; the server knows it once it listens.
         self.mesh_address = options.mesh
+        self.replicas: tuple[Replica, ...] = ()
         self.changed = asyncio.Event()
-        self.engine = Engine(
-            make_policy(options.policy, options.policy_options),
-            options.max_waiting,
-            options.step_seconds,
-            self.metrics,
-        )
+        engines = [self._make_engine(replica) for replica in range(options.dp)]
+        self.dispatcher = Dispatcher(engines, options.max_waiting, self.metrics)
         self.admission = Admission(
-            self.model, self.engine, options.max_model_len, options.max_waiting
+            self.model, self.dispatcher, options.max_model_len, options.max_waiting
         )
         limits = Tenant("", options.key_max_in_flight, options.key_tokens_per_minute)
         self.keys = ApiKeys(options.api_keys, limits, options.launcher_key_hash)
@@ -61,12 +58,12 @@ class Coordinator:
     @property
     def is_ready(self) -> bool:
         """Requests are being served, and new ones are taken."""
-        return self.replica is not None and self.replica.is_serving and not self._is_stopping
+        return any(each.is_serving for each in self.replicas) and not self._is_stopping
 
     @property
     def failure(self) -> str:
         """Why nothing will ever be served; empty while there is hope."""
-        return self._failure or (self.replica.failure if self.replica else "")
+        return self._failure or next((each.failure for each in self.replicas if each.failure), "")
 
     @property
     def phase(self) -> str:
@@ -75,7 +72,10 @@ class Coordinator:
             return "failed"
         if self._is_stopping:
             return "stopping"
-        return self.replica.describe() if self.replica else self._loading
+        phases = [replica.describe() for replica in self.replicas] or [self._loading]
+        if len(set(phases)) == 1:
+            return phases[0]
+        return "; ".join(f"replica {number} {phase}" for number, phase in enumerate(phases))
 
     @property
     def uptime_seconds(self) -> float:
@@ -83,72 +83,81 @@ class Coordinator:
         return time.monotonic() - self._started
 
     async def run(self) -> None:
-        """Loads the model's description, then keeps its replica; returns when beyond repair."""
+        """Loads the model's description, then keeps its replicas; returns when beyond repair."""
+        options = self.options
         try:
-            model = await load_served_model(self.options.model, self._note_loading)
-            assignments = plan_replica(self.options, model.config, model.fingerprint, replica=0)
+            model = await load_served_model(options.model, self._note_loading)
+            plans = [
+                plan_replica(options, model.config, model.fingerprint, replica)
+                for replica in range(options.dp)
+            ]
         except StagemeshError as error:
             self._give_up(error)
             return
         if self.model.done():  # the coordinator stops, and has said so to those who waited
             return
         self.model.set_result(model)
-        telemetry = ReplicaTelemetry(0, self.options.tp_sizes, self.metrics)
-        self.replica = Replica(
-            0,
-            self.coordinator_id,
-            model,
-            assignments,
-            self.options,
-            self.membership,
-            self.engine,
-            telemetry,
-            self.changed,
+        commons = Commons(
+            self.coordinator_id, model, options, self.membership, self.changed, options.dtype
         )
-        await self.replica.run()
+        self.replicas = tuple(
+            Replica(
+                commons,
+                plan,
+                engine,
+                ReplicaTelemetry(engine.replica, options.tp_sizes, self.metrics),
+            )
+            for engine, plan in zip(self.dispatcher.engines, plans, strict=True)
+        )
+        await self._run_replicas()
+
+    async def _run_replicas(self) -> None:
+        """Returns when one is beyond repair, which it can be only while none has served."""
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(replica.run()) for replica in self.replicas]
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            error = NotReadyError(phase=f"failed: {self.failure}")
+            self.dispatcher.refuse(error)
+            self.dispatcher.fail_all(error)
+            for task in running:
+                task.cancel()
 
     async def drain(self) -> None:
         """Takes no more requests, and ends those that are left when the grace time is over."""
         error = ShuttingDownError()
         was_ready, self._is_stopping = self.is_ready, True
-        self.engine.refuse(error)
+        self.dispatcher.refuse(error)
         self._refuse_model(error)
         if was_ready:
             try:
                 async with asyncio.timeout(self.options.grace_seconds):
-                    await self.engine.drained()
+                    await self.dispatcher.drained()
             except TimeoutError:
-                _log.warning("requests_cut_off", num_requests=self.engine.num_requests)
-        self.engine.fail_all(error)
+                _log.warning("requests_cut_off", num_requests=self.dispatcher.num_requests)
+        self.dispatcher.fail_all(error)
+
+    def _make_engine(self, replica: int) -> Engine:
+        options = self.options
+        policy = make_policy(options.policy, options.policy_options)
+        return Engine(replica, policy, options.step_seconds, self.metrics)
 
     def _expose_load(self) -> None:
         """Gauges are read where the figures are, whenever somebody asks."""
-        metrics, engine = self.metrics, self.engine
-        metrics.requests_running.set_function(lambda: engine.num_running)
-        metrics.requests_waiting.set_function(lambda: engine.num_waiting)
-        metrics.steps_in_flight.labels("0").set_function(lambda: engine.num_steps_in_flight)
-        metrics.kv_blocks.labels("0", "used").set_function(lambda: engine.num_blocks_used)
-        metrics.kv_blocks.labels("0", "free").set_function(
-            lambda: engine.num_blocks - engine.num_blocks_used
+        metrics, dispatcher, membership = self.metrics, self.dispatcher, self.membership
+        metrics.requests_running.set_function(lambda: dispatcher.num_running)
+        metrics.requests_waiting.set_function(lambda: dispatcher.num_waiting)
+        for engine in dispatcher.engines:
+            _expose_engine(metrics, engine)
+        metrics.workers.labels("spare").set_function(lambda: len(membership.free))
+        metrics.workers.labels("used").set_function(
+            lambda: len(membership.members) - len(membership.free)
         )
-        metrics.kv_utilization.labels("0").set_function(
-            lambda: engine.num_blocks_used / max(1, engine.num_blocks)
-        )
-        metrics.replica_serving.labels("0").set_function(lambda: self.is_ready)
-        metrics.workers.labels("used").set_function(lambda: len(self._used_workers()))
-        metrics.workers.labels("spare").set_function(
-            lambda: len(self.membership.members) - len(self._used_workers())
-        )
-
-    def _used_workers(self) -> list[Member]:
-        used = self.replica.members if self.replica else ()
-        return [member for member in self.membership.members if member in used]
 
     def _give_up(self, error: StagemeshError) -> None:
         self._failure = str(error)
         _log.error("model_failed", model=self.options.model, cause=self._failure)
         refusal = NotReadyError(phase=f"failed: {self._failure}")
-        self.engine.refuse(refusal)
+        self.dispatcher.refuse(refusal)
         self._refuse_model(refusal)
         self.changed.set()
 
@@ -160,3 +169,19 @@ class Coordinator:
 
     def _note_loading(self, phase: str, done: int, total: int) -> None:
         self._loading = f"{phase}: {100 * done // total}%" if total else phase
+
+
+def _expose_engine(metrics: CoordinatorMetrics, engine: Engine) -> None:
+    replica = str(engine.replica)
+    metrics.steps_in_flight.labels(replica).set_function(lambda: engine.num_steps_in_flight)
+    metrics.kv_blocks.labels(replica, "used").set_function(lambda: engine.num_blocks_used)
+    metrics.kv_blocks.labels(replica, "free").set_function(
+        lambda: engine.num_blocks - engine.num_blocks_used
+    )
+    metrics.kv_utilization.labels(replica).set_function(
+        lambda: engine.num_blocks_used / max(1, engine.num_blocks)
+    )
+    metrics.replica_serving.labels(replica).set_function(lambda: engine.takes_requests)
+    # Known from the start, so that their rates are.
+    metrics.replica_requests.labels(replica)
+    metrics.handovers.labels(replica)

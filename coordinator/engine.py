@@ -1,13 +1,14 @@
-"""Owns the admitted requests of one replica: from the waiting line through the steps to the client.
+"""Owns the requests of one replica: from the waiting line through the steps to the client.
 
-It outlives epochs: requests wait here while no epoch serves, and go on where they were when the
-next one does. It never waits for a client, and never talks to a worker itself.
+It outlives epochs: requests that no other replica takes wait here while no epoch serves, and go on
+where they were when the next one does. It never waits for a client, never talks to a worker itself
+and does not choose its requests: `dispatcher.py` does.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from coordinator.epoch import EpochStreams
 from coordinator.generation import Generation
@@ -15,16 +16,27 @@ from coordinator.roster import Roster
 from coordinator.step_loop import Clock, StepListener, StepLoop
 from coordinator.suspects import Suspects
 from coordinator.telemetry import StepObserver
-from runtime.errors import (
-    EpochEndedError,
-    GrammarError,
-    QueueFullError,
-    RequestCancelledError,
-    StagemeshError,
-)
+from runtime.errors import EpochEndedError, GrammarError, RequestCancelledError, StagemeshError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import Step
-from scheduler import FinishReason, Policy, Scheduler, SchedulerLimits, TokenEvent
+from scheduler import (
+    FinishReason,
+    Policy,
+    ReplicaLoad,
+    Scheduler,
+    SchedulerLimits,
+    TokenEvent,
+    make_load,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A request on its way to another replica: its tokens so far, and the ends at which it ran."""
+
+    generation: Generation
+    token_ids: tuple[int, ...]
+    num_ends: int
 
 
 class Engine:
@@ -32,24 +44,32 @@ class Engine:
 
     def __init__(
         self,
+        replica: int,
         policy: Policy,
-        max_waiting: int,
         step_seconds: float,
         metrics: CoordinatorMetrics,
         clock: Clock = time.monotonic,
     ) -> None:
+        self.replica = replica
         self.clock = clock
+        self.is_draining = False
+        self.is_serving = False
+        # Told after every change of who may run requests here: its chance to move them.
+        self.on_change: Callable[[Engine], None] = lambda _: None
         self.wake = asyncio.Event()
         self.scheduler: Scheduler | None = None
         self.limits: SchedulerLimits | None = None
         self._policy = policy
-        self._max_waiting = max_waiting
         self._step_seconds = step_seconds
         self._metrics = metrics
-        self._steps = StepObserver(metrics)
-        self._roster = Roster(metrics)
+        self._steps = StepObserver(metrics, replica)
+        self._roster = Roster(metrics, replica)
         self._suspects = Suspects(self._isolate)
-        self._refusal: StagemeshError | None = None
+
+    @property
+    def takes_requests(self) -> bool:
+        """An epoch serves and is meant to go on."""
+        return self.is_serving and not self.is_draining
 
     @property
     def num_running(self) -> int:
@@ -96,39 +116,68 @@ class Engine:
         """Prompts that are not finished."""
         return len(self._roster)
 
-    # ---- the door's side -------------------------------------------------------------------------
+    @property
+    def num_logprobs(self) -> int:
+        """Log-probabilities that its requests ask for with each token."""
+        return self._roster.num_logprobs
 
-    def submit(self, generations: Sequence[Generation]) -> None:
-        """Puts the prompts of one request in line: all of them, or none and an error.
+    def load(self) -> ReplicaLoad:
+        """What it is busy with, for whoever routes."""
+        if self.scheduler is None or self.limits is None:
+            return ReplicaLoad(self.replica, takes_requests=False)
+        stages = self.scheduler.insight.stages
+        return make_load(
+            self.replica,
+            self.takes_requests,
+            self.scheduler.unfinished,
+            self.limits,
+            self.scheduler.num_blocks_used,
+            max((stage.costs.last_token for stage in stages), default=0.0),
+        )
 
-        One that wants no tokens is finished at once.
+    # ---- the dispatcher's side -------------------------------------------------------------------
 
-        Raises `QueueFullError`, `TooManyLogprobsError`, and whatever `refuse` was told.
-        """
-        if self._refusal is not None:
-            # Raised over and over: its traceback, and the frames in it, must not pile up.
-            raise self._refusal.with_traceback(None)
-        generating = [each for each in generations if each.request.max_tokens > 0]
-        if self.num_waiting + len(generating) > self._max_waiting:
-            raise QueueFullError(num_waiting=self.num_waiting, limit=self._max_waiting)
-        self._roster.check_logprobs(generating)
-        for generation in generations:
-            self._roster.add(generation)
-            if generation.request.max_tokens == 0:
-                self._finish_at_length(generation)
-            elif self.scheduler is not None:
-                self._schedule(generation)
+    def add(self, generation: Generation) -> None:
+        """Puts a prompt in line; one that wants no tokens is finished at once."""
+        self._roster.add(generation)
+        self._roster.num_prompt_tokens += len(generation.request.prompt_ids)
+        if generation.request.max_tokens == 0:
+            self._finish_at_length(generation)
+        elif self.scheduler is not None:
+            self._schedule(generation)
+        self.wake.set()
+
+    def unfinished(self, *, only_waiting: bool = False) -> list[Generation]:
+        """Its requests, or those that hold no slot."""
+        if not only_waiting or self.scheduler is None:
+            return list(self._roster)
+        sequences = self.scheduler.unfinished
+        return [self._roster[each.sequence_id] for each in sequences if each.residence is None]
+
+    def withdraw(self, generation: Generation) -> Handover:
+        """Lets one of its requests go, to be adopted by another engine."""
+        sequence_id = generation.sequence_id
+        token_ids = () if self.scheduler is None else self.scheduler.withdraw(sequence_id)
+        handover = Handover(generation, token_ids, self._suspects.num_ends(sequence_id))
+        self._suspects.forget(sequence_id)
+        self._roster.hand_over(generation)
+        self.wake.set()
+        return handover
+
+    def adopt(self, handover: Handover) -> None:
+        """Goes on with a request from where another engine was."""
+        generation = handover.generation
+        self._roster.add(generation)
+        self._schedule(generation, handover.token_ids)
+        if generation in self._roster:
+            self._suspects.adopt(generation.sequence_id, handover.num_ends)
         self.wake.set()
 
     def cancel(
         self, generations: Iterable[Generation], code: str = RequestCancelledError.code
     ) -> int:
-        """Drops what is not finished, and counts it; slots and blocks go with the next step."""
+        """Drops what is here and not finished, and counts it; slots go with the next step."""
         return sum(self._drop(each, code) for each in generations)
-
-    def refuse(self, error: StagemeshError) -> None:
-        """Takes no more requests: from now on `submit` raises `error`."""
-        self._refusal = error
 
     def fail_all(self, error: StagemeshError) -> None:
         """Ends every request with `error`."""
@@ -145,6 +194,8 @@ class Engine:
         """Never returns: runs the requests over `streams` until the epoch ends."""
         self._begin(limits)
         assert self.scheduler is not None
+        self.is_serving = True
+        self.on_change(self)
         await self.make_loop(streams, self.scheduler, self).run()
 
     def make_loop(
@@ -155,8 +206,9 @@ class Engine:
 
     def end_epoch(self, cause: StagemeshError) -> None:
         """Puts everything that ran back in line, but for what ended it running alone."""
+        self.is_serving = False
         end = EpochEndedError.by(cause)
-        self._metrics.epoch_ends.labels("0", end.cause).inc()
+        self._metrics.epoch_ends.labels(str(self.replica), end.cause).inc()
         culprit = self._suspects.end_epoch()
         if culprit is not None:
             num_ends = self._suspects.num_ends(culprit)
@@ -164,6 +216,7 @@ class Engine:
             self._fail(self._roster[culprit], EpochEndedError.by(cause, who))
         if self.limits is not None:
             self._restart(self.limits)
+        self.on_change(self)
 
     def on_step(self, step: Step, now: float) -> None:
         """Notes what a step carries, and whose prompts for the first time."""
@@ -229,17 +282,25 @@ class Engine:
         if self.scheduler is not None:
             self.scheduler.isolate(sequence_id)
 
-    def _schedule(self, generation: Generation) -> None:
-        """Hands a prompt to the scheduler, with no more tokens to generate than the context has."""
+    def _schedule(self, generation: Generation, token_ids: tuple[int, ...] = ()) -> None:
+        """Hands a prompt to the scheduler, with no more tokens to generate than the context has.
+
+        Of those it has `token_ids` already, and is finished if they are all that there is room for.
+        """
         assert self.scheduler is not None
         assert self.limits is not None
         request = generation.request
         room = self.limits.max_new_tokens(len(request.prompt_ids))
-        max_tokens = max(1, min(request.max_tokens, room))
+        request = replace(request, max_tokens=max(1, min(request.max_tokens, room)))
         try:
-            self.scheduler.add(replace(request, max_tokens=max_tokens))
+            self.limits.check_fits(len(request.prompt_ids), request.max_tokens)
         except StagemeshError as error:
             self._fail(generation, error)
+            return
+        if len(token_ids) < request.max_tokens:
+            self.scheduler.resume(request, token_ids)
+        else:
+            self._finish_at_length(generation)
 
     def _fail(self, generation: Generation, error: StagemeshError) -> None:
         generation.fail(error)

@@ -6,7 +6,7 @@ Each function is one move of `replica.py`, which decides when it is made and wha
 import asyncio
 from collections.abc import Sequence
 
-from coordinator.assignment import Assignment, LoadedPart, LoadReport
+from coordinator.assignment import Assignment, LoadReport
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import served_len
 from coordinator.stages import EpochPlace, EpochPlan, StageLink
@@ -38,14 +38,14 @@ async def _load_part(
     # Asked, not remembered: only the worker knows what it holds.
     report = await link.held_report(assignment)
     if report is None:
-        link.member.loaded = None
+        link.member.held = None
         report = await link.load(assignment, progress.update)
     if report.weights_fingerprint != assignment.weights_fingerprint:
         mismatch = FingerprintMismatchError(
             expected=assignment.weights_fingerprint, actual=report.weights_fingerprint
         )
         raise WorkerRefusedError(worker=link.member.name, reason=str(mismatch))
-    link.member.loaded = LoadedPart(assignment, report)
+    link.member.held = assignment
     progress.finish(report)
     return report
 

@@ -1,14 +1,14 @@
-"""Owns who is in the mesh: workers join, stay while their stream lives, and leave with a reason.
+"""Owns who is in the mesh: workers join, are lent to replicas, and leave with a reason.
 
-It knows nothing of gRPC (`mesh_service.py`) nor of what the workers are used for (`replica.py`).
+A member that no replica has stands by. It knows nothing of gRPC (`mesh_service.py`) nor of what the
+workers are used for (`replica.py`).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from coordinator.assignment import LoadedPart
+from coordinator.assignment import Assignment
 from runtime.errors import (
     InvalidRequestError,
     ProtocolVersionError,
@@ -19,8 +19,6 @@ from runtime.rpc import split_address
 from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256
-
-_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,15 @@ class WorkerIdentity:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One joined worker process; `loaded` is what this coordinator made it load.
+    """One joined worker process; `held` is the part of a model that it has loaded.
 
-    `has_served` says that a canary came out right through it.
+    `replica` is the one that it is lent to; `has_served` says that a canary came out right through
+    it.
     """
 
     identity: WorkerIdentity
-    loaded: LoadedPart | None = None
+    held: Assignment | None = None
+    replica: int | None = None
     has_served: bool = False
     gone_reason: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,6 +62,9 @@ class Member:
         """Never returns: raises `WorkerDiedError` once the worker has left."""
         await self.gone.wait()
         raise WorkerDiedError(worker=self.name, detail=self.gone_reason)
+
+
+ChooseFn = Callable[[Sequence[Member]], tuple[Member, ...] | None]
 
 
 class Membership:
@@ -101,12 +104,28 @@ class Membership:
         member.gone.set()
         self._changed.set()
 
-    async def wait_until(self, find: Callable[[tuple[Member, ...]], _Found | None]) -> _Found:
-        """What `find` makes of all members, asked anew with each change while that is None."""
-        while (found := find(self.members)) is None:
+    @property
+    def free(self) -> tuple[Member, ...]:
+        """Those that no replica has."""
+        return tuple(member for member in self._members.values() if member.replica is None)
+
+    async def take(self, replica: int, choose: ChooseFn) -> tuple[Member, ...]:
+        """Lends `replica` whom `choose` picks of those that are free, as soon as it picks.
+
+        All at once: replicas that each hold a part of what they need would wait for ever.
+        """
+        while (members := choose(self.free)) is None:
             self._changed.clear()
             await self._changed.wait()
-        return found
+        for member in members:
+            member.replica = replica
+        return members
+
+    def give_back(self, members: Iterable[Member]) -> None:
+        """They stand by again, for whoever waits."""
+        for member in members:
+            member.replica = None
+        self._changed.set()
 
     def _refusal(self, identity: WorkerIdentity) -> str:
         addresses = [each for each in (identity.address, identity.metrics_address) if each]

@@ -27,22 +27,30 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
 
 def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
     """The whole state at this moment."""
-    engine, replica = coordinator.engine, coordinator.replica
+    dispatcher = coordinator.dispatcher
+    replicas = {replica.number: replica for replica in coordinator.replicas}
     return mesh_pb2.GetStateResponse(
         build=BUILD,
         coordinator_id=coordinator.coordinator_id,
         model=served_name(coordinator.options.model),
         ready=coordinator.is_ready,
         phase=coordinator.phase,
-        num_running=engine.num_running,
-        num_waiting=engine.num_waiting,
-        replicas=[] if replica is None else [_replica_state(replica)],
-        workers=[_worker_info(m, replica) for m in coordinator.membership.members],
+        num_running=dispatcher.num_running,
+        num_waiting=dispatcher.num_waiting,
+        replicas=[_replica_state(replica) for replica in coordinator.replicas],
+        workers=[
+            _worker_info(member, None if member.replica is None else replicas[member.replica])
+            for member in coordinator.membership.members
+        ],
         failure=coordinator.failure,
         uptime_seconds=coordinator.uptime_seconds,
-        max_model_len=engine.limits.max_model_len if engine.limits else 0,
+        max_model_len=dispatcher.limits.max_model_len if dispatcher.limits else 0,
         mesh_address=coordinator.mesh_address,
-        recoveries=[] if replica is None else _recoveries(replica.telemetry),
+        recoveries=[
+            recovery
+            for replica in coordinator.replicas
+            for recovery in _recoveries(replica.telemetry)
+        ],
     )
 
 
@@ -75,6 +83,9 @@ def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
         stages=_stage_states(replica),
         num_prompt_tokens=engine.num_prompt_tokens,
         num_generated_tokens=engine.num_generated_tokens,
+        phase=replica.describe(),
+        serving=replica.is_serving,
+        num_waiting=engine.num_waiting,
     )
 
 
@@ -139,9 +150,8 @@ def _worker_info(member: Member, replica: Replica | None) -> mesh_pb2.WorkerInfo
 
 def _worker_state(member: Member, replica: Replica | None) -> stage_pb2.WorkerState:
     """As this coordinator knows it; the worker itself answers `Stage.Status`."""
-    is_used = replica is not None and member in replica.members
-    if member.loaded is None:
-        is_loading = is_used and replica is not None and replica.phase is Phase.LOADING
+    if member.held is None:
+        is_loading = replica is not None and replica.phase is Phase.LOADING
         return stage_pb2.WORKER_STATE_LOADING if is_loading else stage_pb2.WORKER_STATE_EMPTY
-    is_serving = is_used and replica is not None and replica.is_serving
+    is_serving = replica is not None and replica.is_serving
     return stage_pb2.WORKER_STATE_SERVING if is_serving else stage_pb2.WORKER_STATE_LOADED

@@ -23,6 +23,7 @@ class CoordinatorOptions:
     http: str = "127.0.0.1:8000"
     mesh: str = "127.0.0.1:50051"
     pp: int = 1
+    dp: int = 1
     layers: tuple[int, ...] | None = None
     # Ranks of each stage; one number stands for all stages.
     tp: tuple[int, ...] = (1,)
@@ -86,8 +87,8 @@ class CoordinatorOptions:
 
     @property
     def num_workers(self) -> int:
-        """Workers of one replica."""
-        return sum(self.tp_sizes)
+        """Workers of all replicas."""
+        return self.dp * sum(self.tp_sizes)
 
     @property
     def steps_in_flight(self) -> int:

@@ -26,7 +26,6 @@ class Patience:
     """The failures of one replica; pauses are in seconds."""
 
     def __init__(self, backoff_seconds: float, max_backoff_seconds: float) -> None:
-        self.has_served = False
         self._backoff_seconds = backoff_seconds
         self._max_backoff_seconds = max_backoff_seconds
         self._last_words = ""
@@ -37,13 +36,12 @@ class Patience:
         """One more epoch is over, or did not come to serve."""
         words = _words(cause)
         is_same, self._last_words = words == self._last_words, words
-        self.has_served |= has_just_served
         self._num_failures = 0 if has_just_served else self._num_failures + 1
         self._num_equal_failures = self._num_equal_failures + 1 if is_same else 1
 
-    def is_over(self, cause: StagemeshError) -> bool:
-        """Whether to give up after `cause`, which was counted."""
-        if self.has_served:
+    def is_over(self, cause: StagemeshError, *, has_served: bool) -> bool:
+        """Whether to give up after `cause`, which was counted; never once the mesh has served."""
+        if has_served:
             return False
         is_repeated = min(self._num_failures, self._num_equal_failures) >= _MAX_EQUAL_FAILURES
         if is_repeated and not isinstance(cause, WorkerDiedError):

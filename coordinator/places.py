@@ -6,6 +6,7 @@ run on one node; different stages may be anywhere.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from coordinator.assignment import Assignment
@@ -27,7 +28,7 @@ def place(
     stages = list(_by_stage(assignments))
     stages.sort(key=lambda ranks: (-_num_held(ranks, members), -len(ranks)))
     # Who holds another stage's part is taken only where nobody else is free.
-    free = sorted(members, key=lambda member: _holds(member, assignments))
+    free = sorted(members, key=lambda each: (_holds(each, assignments), each.held is not None))
     placed: dict[Assignment, Member] = {}
     for ranks in stages:
         hosts = sorted(_hosts(free), key=lambda host: -_num_held(ranks, host))
@@ -72,15 +73,24 @@ def _num_held(ranks: _Stage, members: Sequence[Member]) -> int:
 
 
 def _holds(member: Member, ranks: Sequence[Assignment]) -> bool:
-    return member.loaded is not None and member.loaded.assignment in ranks
+    return _held_part(member, ranks) is not None
+
+
+def _held_part(member: Member, ranks: Sequence[Assignment]) -> Assignment | None:
+    """Which of these the member holds, be it for another replica: the weights are the same."""
+    held = member.held
+    if held is None:
+        return None
+    return next((each for each in ranks if each == replace(held, replica=each.replica)), None)
 
 
 def _settle(ranks: _Stage, host: Sequence[Member]) -> dict[Assignment, Member]:
     """Each rank to whoever of this host holds it, the rest in the order in which they joined."""
-    keeping = {
-        member.loaded.assignment: member
-        for member in host
-        if member.loaded is not None and _holds(member, ranks)
-    }
+    keeping: dict[Assignment, Member] = {}
+    # Its own come first, so that replicas that end together find their workers again.
+    for member in sorted(host, key=lambda member: member.held not in ranks):
+        part = _held_part(member, ranks)
+        if part is not None:
+            keeping.setdefault(part, member)
     others = iter([member for member in host if member not in keeping.values()])
     return {rank: keeping.get(rank) or next(others) for rank in ranks}

@@ -77,7 +77,11 @@ def settle_dtype(
     if assignments[0].dtype != AUTO_DTYPE:
         return assignments
     is_fast = all(config.torch_dtype in member.identity.dtypes for member in members)
-    dtype = config.torch_dtype if is_fast else "float32"
+    return with_dtype(assignments, config.torch_dtype if is_fast else "float32")
+
+
+def with_dtype(assignments: tuple[Assignment, ...], dtype: str) -> tuple[Assignment, ...]:
+    """The same parts, in `dtype`."""
     return tuple(replace(assignment, dtype=dtype) for assignment in assignments)
 
 

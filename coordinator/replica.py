@@ -7,27 +7,24 @@ workers are asked is `stages.py`'s.
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 
 from coordinator.assignment import Assignment
 from coordinator.canary import CanaryReference
 from coordinator.canary_run import check_route, find_reference
+from coordinator.commons import Commons
 from coordinator.engine import Engine
 from coordinator.epoch import open_streams
 from coordinator.epoch_end import end_of
 from coordinator.formation import Ranks, by_stage, load_parts, make_limits, open_epoch
-from coordinator.membership import Member, Membership
-from coordinator.options import CoordinatorOptions
+from coordinator.membership import Member
 from coordinator.patience import LASTING, Patience
 from coordinator.phases import NEXT_PHASES, Phase
 from coordinator.places import place, what_is_missing
-from coordinator.plan import settle_dtype
-from coordinator.served_model import ServedModel
+from coordinator.plan import settle_dtype, with_dtype
 from coordinator.stages import EpochId, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import (
-    NotReadyError,
     StagemeshError,
     WorkerDiedError,
     WorkerFailedError,
@@ -47,36 +44,27 @@ class Replica:
 
     def __init__(
         self,
-        number: int,
-        coordinator_id: str,
-        model: ServedModel,
+        commons: Commons,
         assignments: tuple[Assignment, ...],
-        options: CoordinatorOptions,
-        membership: Membership,
         engine: Engine,
         telemetry: ReplicaTelemetry,
-        changed: asyncio.Event,
     ) -> None:
-        """`assignments` are in the order of stages, and of ranks within a stage.
-
-        `changed` is set with every change of the phase.
-        """
-        self.number = number
+        """`assignments` are in the order of stages, and of ranks within a stage."""
+        self.number = engine.replica
         self.assignments = assignments
         self.engine = engine
         self.telemetry = telemetry
         self.phase = Phase.WAITING
         self.failure = ""
         self.last_cause = ""
-        self.epoch = EpochId(coordinator_id, 0)
+        self.epoch = EpochId(commons.coordinator_id, 0)
         self.members: tuple[Member, ...] = ()
-        self._changed = changed
-        self._model = model
-        self._options = options
+        self._commons = commons
+        self._options = commons.options
         self._canary_progress = ""
-        self._patience = Patience(options.backoff_seconds, options.max_backoff_seconds)
-        self._membership = membership
-        self._log = _log.bind(replica=number)
+        self._patience = Patience(self._options.backoff_seconds, self._options.max_backoff_seconds)
+        self._membership = commons.membership
+        self._log = _log.bind(replica=self.number)
 
     @property
     def is_serving(self) -> bool:
@@ -89,7 +77,7 @@ class Replica:
         if self.is_serving:
             return text
         if self.phase is Phase.WAITING:
-            text += f": {what_is_missing(self.assignments, self._membership.members)}"
+            text += f": {what_is_missing(self.assignments, self._membership.free)}"
         if self.phase is Phase.LOADING:
             text += self._canary_progress
         return f"{text} (after: {self.last_cause})" if self.last_cause else text
@@ -97,17 +85,17 @@ class Replica:
     async def run(self) -> None:
         """Forms the replica, again after each end; returns only once it is beyond repair."""
         while True:
-            members = await self._membership.wait_until(partial(place, self.assignments))
-            # Once for all epochs: another dtype would change the tokens of requests that go on.
-            self.assignments = settle_dtype(self.assignments, self._model.config, members)
+            self.members = await self._membership.take(self.number, self._choose)
             self._enter(Phase.LOADING)
-            cause = await end_of(self._run_epoch(members))
+            cause = await end_of(self._run_epoch(self.members))
             self.last_cause = str(cause)
             if self.is_serving:
                 self.telemetry.stop_serving(self.engine.clock(), self.epoch.counter, cause)
             self._patience.count(cause, has_just_served=self.is_serving)
-            if self._patience.is_over(cause):
-                self._give_up(cause)
+            if self._patience.is_over(cause, has_served=self._commons.has_served):
+                self.failure = str(cause)
+                self._enter(Phase.FAILED)
+                self._log.error("replica_failed", cause=self.failure)
                 return
             self._enter(Phase.ENDED)
             self._log.warning("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
@@ -115,9 +103,20 @@ class Replica:
             for member in self._culprits(cause):
                 # Whoever is alive joins anew, behind those that have not been tried.
                 self._membership.leave(member, self.last_cause)
+            self._membership.give_back(self.members)
             self.members = ()
             await asyncio.sleep(self._patience.pause_seconds)
             self._enter(Phase.WAITING)
+
+    def _choose(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+        """Its workers, if those that are free suffice; which also settles what they compute in."""
+        commons = self._commons
+        self.assignments = with_dtype(self.assignments, commons.dtype)
+        members = place(self.assignments, free)
+        if members is not None:
+            self.assignments = settle_dtype(self.assignments, commons.model.config, members)
+            commons.dtype = self.assignments[0].dtype
+        return members
 
     def _culprits(self, cause: StagemeshError) -> list[Member]:
         """Whom the end speaks against: the worker it names, else those that never served."""
@@ -130,7 +129,6 @@ class Replica:
     async def _run_epoch(self, members: tuple[Member, ...]) -> None:
         """Never returns: one try from loading to serving, over when anything in it fails."""
         options = self._options
-        self.members = members
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
             for member in members:
                 tasks.create_task(member.watch())
@@ -148,13 +146,14 @@ class Replica:
         self._canary_progress = ""
         reports = await load_parts(links, self.assignments, self.telemetry)
         limits = make_limits(self._options, self.assignments, reports)
-        reference = await find_reference(
-            links[0],
-            self.assignments[0],
-            self._model.config.vocab_size,
-            limits.max_model_len,
-            self._note_canary,
-        )
+        async with self._commons.recording:
+            reference = await find_reference(
+                links[0],
+                self.assignments[0],
+                self._commons.model.config.vocab_size,
+                limits.max_model_len,
+                self._note_canary,
+            )
         return limits, reference
 
     def _note_canary(self, done_layers: int, num_layers: int) -> None:
@@ -166,7 +165,7 @@ class Replica:
         """Never returns: a new epoch on loaded workers, the canary first, then the requests."""
         options, engine = self._options, self.engine
         self._enter(Phase.OPENING)
-        self.epoch = replace(self.epoch, counter=self.epoch.counter + 1)
+        self.epoch = self._commons.new_epoch()
         self.telemetry.start_epoch()
         plan = EpochPlan(
             epoch=self.epoch,
@@ -186,24 +185,17 @@ class Replica:
             options.call_seconds,
             engine.wake,
             self.telemetry.record,
-            self._model.config.vocab_size,
+            self._commons.model.config.vocab_size,
         ) as streams:
             self._enter(Phase.CANARY)
             make_loop = partial(engine.make_loop, streams)
             await check_route(make_loop, limits, reference, self.assignments[0].dtype)
             self._enter(Phase.SERVING)
+            self._commons.has_served = True
             for member in self.members:
                 member.has_served = True
             self._log_start(limits)
             await engine.serve(streams, limits)
-
-    def _give_up(self, cause: StagemeshError) -> None:
-        self.failure = str(cause)
-        self._enter(Phase.FAILED)
-        self._log.error("replica_failed", cause=self.failure)
-        error = NotReadyError(phase=f"failed: {self.failure}")
-        self.engine.refuse(error)
-        self.engine.fail_all(error)
 
     def _enter(self, phase: Phase) -> None:
         assert phase in NEXT_PHASES[self.phase], f"{self.phase} cannot become {phase}"
@@ -211,7 +203,7 @@ class Replica:
         if self.is_serving:
             self.telemetry.start_serving(self.engine.clock())
         self._log.info("replica_phase", phase=phase.name.lower())
-        self._changed.set()
+        self._commons.changed.set()
 
     def _log_start(self, limits: SchedulerLimits) -> None:
         num_kv_tokens = limits.num_blocks * limits.block_size
@@ -219,7 +211,7 @@ class Replica:
             "replica_serving",
             build=BUILD,
             epoch=self.epoch.counter,
-            model=self._model.name,
+            model=self._commons.model.name,
             layers=[part.num_layers for part in self.assignments if part.rank == 0],
             tp=[part.tp_size for part in self.assignments if part.rank == 0],
             workers=[member.name for member in self.members],

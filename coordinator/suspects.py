@@ -29,7 +29,13 @@ class Suspects:
 
     def num_ends(self, sequence_id: int) -> int:
         """Ends at which it ran, since it was last seen to get on alone."""
-        return self._num_ends[sequence_id]
+        return self._num_ends.get(sequence_id, 0)
+
+    def adopt(self, sequence_id: int, num_ends: int) -> None:
+        """It comes from another replica, and ran at so many ends there."""
+        if num_ends:
+            self._num_ends[sequence_id] = num_ends
+            self._choose()
 
     def got_on(self, sequence_id: int) -> None:
         """It has one more token: one that runs alone has shown that it is innocent."""
@@ -38,7 +44,7 @@ class Suspects:
             self._choose()
 
     def forget(self, sequence_id: int) -> None:
-        """It is finished, failed or cancelled."""
+        """It is finished, failed, cancelled or another replica's."""
         self._present.discard(sequence_id)
         self._num_ends.pop(sequence_id, None)
         if sequence_id == self.alone:

@@ -147,13 +147,13 @@ class ReplicaTelemetry:
 class StepObserver:
     """What the microbatches carry, and what they cost others."""
 
-    def __init__(self, metrics: CoordinatorMetrics) -> None:
-        self._tokens = metrics.step_tokens.labels("0")
-        self._sequences = metrics.step_sequences.labels("0")
-        self._preemptions = metrics.preemptions.labels("0")
+    def __init__(self, metrics: CoordinatorMetrics, replica: int) -> None:
+        self._tokens = metrics.step_tokens.labels(str(replica))
+        self._sequences = metrics.step_sequences.labels(str(replica))
+        self._preemptions = metrics.preemptions.labels(str(replica))
         self._num_preemptions = 0
-        self._queried_tokens = metrics.prefix_queried_tokens.labels("0")
-        self._hit_tokens = metrics.prefix_hit_tokens.labels("0")
+        self._queried_tokens = metrics.prefix_queried_tokens.labels(str(replica))
+        self._hit_tokens = metrics.prefix_hit_tokens.labels(str(replica))
         self._num_queried_tokens = self._num_hit_tokens = 0
 
     def observe(self, step: Step, num_preemptions: int) -> None:

@@ -128,7 +128,7 @@ class Recovery(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[int] = ..., cause: _Optional[str] = ..., detail: _Optional[str] = ..., ended_unix_seconds: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
-    __slots__ = ("replica", "epoch", "num_kv_blocks", "num_kv_blocks_used", "block_size", "num_slots_used", "max_sequences", "num_steps_in_flight", "num_steps", "stages", "num_prompt_tokens", "num_generated_tokens")
+    __slots__ = ("replica", "epoch", "num_kv_blocks", "num_kv_blocks_used", "block_size", "num_slots_used", "max_sequences", "num_steps_in_flight", "num_steps", "stages", "num_prompt_tokens", "num_generated_tokens", "phase", "serving", "num_waiting")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,9 @@ class ReplicaState(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     replica: int
     epoch: _stage_pb2.EpochId
     num_kv_blocks: int
@@ -153,7 +156,10 @@ class ReplicaState(_message.Message):
     stages: _containers.RepeatedCompositeFieldContainer[StageState]
     num_prompt_tokens: int
     num_generated_tokens: int
-    def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_used: _Optional[int] = ..., block_size: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., max_sequences: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ...) -> None: ...
+    phase: str
+    serving: bool
+    num_waiting: int
+    def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_used: _Optional[int] = ..., block_size: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., max_sequences: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., phase: _Optional[str] = ..., serving: _Optional[bool] = ..., num_waiting: _Optional[int] = ...) -> None: ...
 
 class StageState(_message.Message):
     __slots__ = ("stage", "first_layer", "num_layers", "worker_ids", "compute_seconds", "idle_seconds", "receive_seconds", "queue_seconds", "send_seconds", "send_hidden_seconds", "num_frames_sent", "num_bytes_sent", "num_steps", "weights_bytes", "peak_rss_bytes", "load_done_bytes", "load_total_bytes", "ranks")

@@ -207,6 +207,20 @@ class CoordinatorMetrics(ProcessMetrics):
             registry=registry,
             buckets=_REQUEST_BUCKETS,
         )
+        self.replica_requests = Counter(
+            "replica_requests_total",
+            "Prompts that ended, by the replica that had them last.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+        )
+        self.handovers = Counter(
+            "handovers_total",
+            "Prompts that another replica went on with.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+        )
         self.replica_serving = Gauge(
             "replica_serving", "1 while requests are served.", replica, NAMESPACE, registry=registry
         )

@@ -11,6 +11,7 @@ from scheduler.limits import SchedulerLimits
 from scheduler.placement import Plan, StagePlan, check_layers, make_plan, split_layers
 from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyName, PolicyOptions, make_policy
 from scheduler.policy import Policy
+from scheduler.routing import PrefixMemory, ReplicaLoad, choose_replica, make_load, work_of
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import FinishReason, SequenceRequest, TokenEvent
 
@@ -23,6 +24,8 @@ __all__ = [
     "Policy",
     "PolicyName",
     "PolicyOptions",
+    "PrefixMemory",
+    "ReplicaLoad",
     "Scheduler",
     "SchedulerInsight",
     "SchedulerLimits",
@@ -34,7 +37,10 @@ __all__ = [
     "StepWork",
     "TokenEvent",
     "check_layers",
+    "choose_replica",
+    "make_load",
     "make_plan",
     "make_policy",
     "split_layers",
+    "work_of",
 ]

@@ -1,9 +1,9 @@
 """Owns what runs when on one replica: a pure state machine of requests, results and steps.
 
-`add`, `cancel`, `update`, `observe` and `restart` are its events, `schedule` its only output. It
-reads no clock, environment or random source and does no I/O, so equal calls give equal steps. The
-contract schedule() -> step, update(step, results) follows vLLM v1's scheduler core; events in,
-instructions out follows dask's worker state machine.
+`add`, `resume`, `withdraw`, `cancel`, `update`, `observe` and `restart` are its events, `schedule`
+its only output. It reads no clock, environment or random source and does no I/O, so equal calls
+give equal steps. The contract schedule() -> step, update(step, results) follows vLLM v1's scheduler
+core; events in, instructions out follows dask's worker state machine.
 """
 
 from collections.abc import Sequence
@@ -47,18 +47,34 @@ class Scheduler:
     # ---- events ----------------------------------------------------------------------------------
 
     def add(self, request: SequenceRequest) -> None:
-        """Takes a sequence in. Raises PromptTooLongError, NeverFitsError or QueueFullError."""
-        assert request.sequence_id not in self._sequences, f"{request.sequence_id} is in use"
-        assert request.prompt_ids, f"sequence {request.sequence_id} has an empty prompt"
-        assert request.max_tokens >= 1, f"sequence {request.sequence_id} wants no tokens"
-        num_prompt_tokens = len(request.prompt_ids)
-        self._limits.check_fits(num_prompt_tokens, request.max_tokens)
+        """Takes a sequence in. Raises QueueFullError and what `resume` raises."""
         if self.num_waiting >= self._limits.max_waiting:
             raise QueueFullError(num_waiting=self.num_waiting, limit=self._limits.max_waiting)
+        self.resume(request, ())
+
+    def resume(self, request: SequenceRequest, generated_ids: Sequence[int]) -> None:
+        """Takes in a sequence that has these tokens already, whoever waits here.
+
+        Raises PromptTooLongError or NeverFitsError.
+        """
+        assert request.sequence_id not in self._sequences, f"{request.sequence_id} is in use"
+        assert request.prompt_ids, f"sequence {request.sequence_id} has an empty prompt"
+        assert request.max_tokens > len(generated_ids), f"{request.sequence_id} wants no tokens"
+        num_prompt_tokens = len(request.prompt_ids)
+        self._limits.check_fits(num_prompt_tokens, request.max_tokens)
         final_len = self._limits.final_len(num_prompt_tokens, request.max_tokens)
-        sequence = TrackedSequence(request, list(request.prompt_ids), final_len)
+        token_ids = [*request.prompt_ids, *generated_ids]
+        sequence = TrackedSequence(request, token_ids, final_len)
         self._sequences[request.sequence_id] = sequence
         self._queues.add(sequence)
+
+    def withdraw(self, sequence_id: int) -> tuple[int, ...]:
+        """Drops a sequence as `cancel` does and returns its new tokens: it goes on elsewhere."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return ()
+        self._forget(sequence)
+        return tuple(sequence.token_ids[len(sequence.request.prompt_ids) :])
 
     def cancel(self, sequence_id: int) -> None:
         """Drops a sequence; unknown or finished ones are ignored, because both sides may race.
@@ -159,6 +175,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences without a slot: new, preempted, or back after a restart."""
         return self._queues.count(Phase.WAITING)
+
+    @property
+    def unfinished(self) -> tuple[TrackedSequence, ...]:
+        """Every sequence, for whoever routes others; only looked at."""
+        return tuple(self._sequences.values())
 
     @property
     def num_steps_in_flight(self) -> int:

@@ -66,7 +66,7 @@ class LocalMesh:
             state = await self._state()
             if state is not None:
                 on_state(state)
-                if state.ready:
+                if state.ready and all(replica.serving for replica in state.replicas):
                     return state
             await asyncio.sleep(POLL_SECONDS)
 

@@ -75,7 +75,7 @@ class StageState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaState:
-    """One pipeline: its epoch, its memory in use and its stages.
+    """One pipeline: its epoch, its memory in use its stages and what it is doing.
 
     Tokens are sums since the coordinator started.
     """
@@ -92,6 +92,9 @@ class ReplicaState:
     stages: tuple[StageState, ...]
     num_prompt_tokens: int
     num_generated_tokens: int
+    phase: str
+    serving: bool
+    num_waiting: int
 
     def since(self, earlier: "ReplicaState") -> "ReplicaState":
         """The sums of the time after `earlier`; all of them where a new epoch began meanwhile."""
@@ -184,6 +187,9 @@ def _replica_from_proto(message: mesh_pb2.ReplicaState) -> ReplicaState:
         stages=tuple(_stage_from_proto(stage) for stage in message.stages),
         num_prompt_tokens=message.num_prompt_tokens,
         num_generated_tokens=message.num_generated_tokens,
+        phase=message.phase,
+        serving=message.serving,
+        num_waiting=message.num_waiting,
     )
 
 

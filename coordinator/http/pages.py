@@ -33,7 +33,7 @@ class Pages:
     async def models(self, request: Request) -> Response:
         """The one model that is or will be served."""
         coordinator = self._coordinator
-        limits = coordinator.engine.limits
+        limits = coordinator.dispatcher.limits
         model = {
             "id": served_name(coordinator.options.model),
             "object": "model",

@@ -42,6 +42,7 @@ def coordinator_options(
         http=addresses.http,
         mesh=addresses.mesh,
         pp=plan.num_stages,
+        dp=plan.dp,
         layers=plan.layers,
         tp=plan.tp,
         backend=plan.backend,

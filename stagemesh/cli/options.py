@@ -57,6 +57,7 @@ MaxWaiting = Annotated[int, between(1, 10**6)]
 BlockSize = Annotated[int, between(1, 1024)]
 Seconds = Annotated[float, between(1e-6, 1e6)]
 Wait = Annotated[float, between(0.1, 86_400)]
+Replicas = Annotated[int, between(1, 64)]
 NotNegative = Annotated[int, between(0, 2**32 - 1)]
 Size = Annotated[int, _one_token(parse_size, "SIZE")]
 Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
@@ -104,6 +105,9 @@ class PlanOptions:
     overlap: Literal["on", "off"] = "on"
     """Receive, compute and send at the same time; off: one after the other, to compare."""
 
+    dp: Replicas = 1
+    """Replicas, at most 64: whole pipelines that share the requests."""
+
     layers: Layers | None = None
     """Layers of each stage, as 3,20,7. [default: balanced by cost]"""
 
@@ -120,8 +124,9 @@ class PlanOptions:
 
     @property
     def num_workers(self) -> int:
-        """Workers that it takes."""
-        return sum(self.tp) if len(self.tp) > 1 else self.tp[0] * self.num_stages
+        """Workers of all replicas."""
+        num_ranks = sum(self.tp) if len(self.tp) > 1 else self.tp[0] * self.num_stages
+        return num_ranks * self.dp
 
 
 @Parameter(name="*", group=_BATCHING)

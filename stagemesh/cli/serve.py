@@ -41,7 +41,7 @@ def serve(
 ) -> None:
     """Serve a model with a mesh on this machine, until Ctrl-C.
 
-    Starts a coordinator and one worker for each rank of each stage as processes of their own,
+    Starts a coordinator and one worker for each rank of each stage of each replica as processes,
     restarts workers that die, and stops everything at the end. A second Ctrl-C does not wait for
     running requests.
 

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from coordinator import roster
+from coordinator import dispatcher
 from protos import inference_pb2
 from runtime.rpc import error_from_rpc
 from tests.coordinator.toy_mesh import ToyMesh, collect, token_request, toy_mesh
@@ -67,7 +67,7 @@ async def test_infer_bad_requests_get_one_clear_error_each(toy_folder: Path) -> 
 async def test_infer_too_many_logprobs_at_once_are_refused_and_the_room_comes_back(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster, "MAX_LOGPROBS_PER_STEP", 2 * VOCAB_SIZE)
+    monkeypatch.setattr(dispatcher, "MAX_LOGPROBS_PER_STEP", 2 * VOCAB_SIZE)
     whole = token_request(PROMPT, max_tokens=500, num_logprobs=VOCAB_SIZE)
     async with toy_mesh(toy_folder) as mesh:
         calls = [mesh.infer(whole) for _ in range(2)]

@@ -44,7 +44,8 @@ async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
         message = await worker.join_mesh(address)
         assert message.welcome.coordinator_id == "c1"
         assert message.welcome.heartbeat_seconds == pytest.approx(0.02)
-        assert (await membership.wait_until(lambda all_: all_ or None))[0].identity.worker_id == "a"
+        (member,) = await membership.take(0, lambda free: tuple(free) or None)
+        assert member.identity.worker_id == "a"
         assert worker.join is not None
         second = await worker.join.read()
         assert isinstance(second, mesh_pb2.CoordinatorMessage)

@@ -18,11 +18,13 @@ DIED = WorkerDiedError(worker="w", detail="killed")
 ENDED = EpochEndedError(cause="position", detail="the same each time")
 
 
-def failures_until_over(patience: Patience, cause: StagemeshError, most: int = 20) -> int:
+def failures_until_over(
+    patience: Patience, cause: StagemeshError, most: int = 20, *, has_served: bool = False
+) -> int:
     """How many failures in a row it takes; `most` if none of them is the last."""
     for number in range(1, most):
         patience.count(cause, has_just_served=False)
-        if patience.is_over(cause):
+        if patience.is_over(cause, has_served=has_served):
             return number
     return most
 
@@ -45,16 +47,16 @@ def test_patience_before_the_first_service_ends(cause: StagemeshError, number: i
 def test_patience_after_the_first_service_never_ends(cause: StagemeshError) -> None:
     patience = Patience(0.1, 1.0)
     patience.count(DIED, has_just_served=True)
-    assert failures_until_over(patience, cause) == 20
+    assert failures_until_over(patience, cause, has_served=True) == 20
 
 
 def test_patience_with_workers_that_fail_in_turn_ends() -> None:
     patience = Patience(0.1, 1.0)
     causes = [WorkerFailedError(worker=f"w{n}", reason=f"{n} bytes short") for n in range(5)]
     for cause in causes:
-        assert not patience.is_over(cause)
+        assert not patience.is_over(cause, has_served=False)
         patience.count(cause, has_just_served=False)
-    assert patience.is_over(causes[-1])
+    assert patience.is_over(causes[-1], has_served=False)
 
 
 def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None:

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.assignment import Assignment, LoadedPart, LoadReport
+from coordinator.assignment import Assignment
 from coordinator.membership import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
 from coordinator.places import place, what_is_missing
 from coordinator.plan import plan_replica
 from runtime.model_config import load_model_config
-
-REPORT = LoadReport(8, 100, 100, 0.1, "f00")
 
 
 def member(worker_id: str, node: str = "here") -> Member:
@@ -47,16 +45,16 @@ def test_place_new_workers_go_in_the_order_they_joined(plan: tuple[Assignment, .
 
 def test_place_worker_keeps_what_it_holds(plan: tuple[Assignment, ...]) -> None:
     holder, newcomer = member("a"), member("b")
-    holder.loaded = LoadedPart(plan[1], REPORT)
+    holder.held = plan[1]
     assert place(plan, (holder, newcomer)) == (newcomer, holder)
 
 
-def test_place_what_is_held_for_another_plan_counts_for_nothing(
+def test_place_what_is_held_of_another_checkpoint_is_taken_last(
     plan: tuple[Assignment, ...],
 ) -> None:
     holder, newcomer = member("a"), member("b")
-    holder.loaded = LoadedPart(replace(plan[1], weights_fingerprint="f01"), REPORT)
-    assert place(plan, (holder, newcomer)) == (holder, newcomer)
+    holder.held = replace(plan[1], weights_fingerprint="f01")
+    assert place(plan, (holder, newcomer)) == (newcomer, holder)
 
 
 def test_place_too_few_workers_is_none(plan: tuple[Assignment, ...]) -> None:
@@ -91,7 +89,7 @@ def test_place_lost_rank_is_replaced_on_the_host_of_the_others(toy_folder: Path)
         member(name, name[0]) for name in ("a0", "a1", "b0", "a2", "b1")
     )
     for holder, part in ((a0, plan[2]), (a1, plan[3]), (b0, plan[1])):
-        holder.loaded = LoadedPart(part, REPORT)
+        holder.held = part
     assert names(place(plan, (spare_a, a0, a1, b0, spare_b))) == ["b1", "b0", "a0", "a1"]
 
 
@@ -100,6 +98,20 @@ def test_place_holder_is_not_taken_for_another_stage_while_others_are_free(
 ) -> None:
     plan = _plan(toy_folder, (2, 1))
     first, holder, spare = members(a=3)
-    first.loaded = LoadedPart(plan[0], REPORT)
-    holder.loaded = LoadedPart(plan[2], REPORT)
+    first.held = plan[0]
+    holder.held = plan[2]
     assert names(place(plan, (first, holder, spare))) == ["a0", "a2", "a1"]
+
+
+def test_place_worker_keeps_what_it_holds_of_another_replica(plan: tuple[Assignment, ...]) -> None:
+    newcomer, holder = members(here=2)
+    holder.held = replace(plan[1], replica=7)
+    assert place(plan, (holder, newcomer)) == (newcomer, holder)
+
+
+def test_place_each_replica_takes_its_own_back(plan: tuple[Assignment, ...]) -> None:
+    everybody = members(here=4)
+    own = everybody[2:]
+    for member_, part in zip(everybody, (*plan, *plan), strict=True):
+        member_.held = part if member_ in own else replace(part, replica=7)
+    assert place(plan, everybody) == tuple(own)

@@ -128,15 +128,15 @@ async def test_stop_while_the_model_loads_ends_cleanly(
     await coordinator.drain()
     loaded.set()
     await running
-    assert coordinator.replica is None
+    assert coordinator.replicas == ()
 
 
 async def test_refused_requests_leave_no_traceback_behind(toy_folder: Path) -> None:
-    engine = Coordinator(CoordinatorOptions(model=str(toy_folder))).engine
-    engine.refuse(error := ShuttingDownError())
+    dispatcher = Coordinator(CoordinatorOptions(model=str(toy_folder))).dispatcher
+    dispatcher.refuse(error := ShuttingDownError())
     depths = []
     for _ in range(3):
         with pytest.raises(ShuttingDownError):
-            engine.submit([])
+            dispatcher.submit([])
         depths.append(len(traceback.extract_tb(error.__traceback__)))
     assert depths[0] == depths[2]

@@ -51,7 +51,7 @@ def test_telemetry_recovery_lasts_from_the_end_of_serving_to_its_return() -> Non
 
 def test_step_observer_counts_each_token_of_the_prefix_cache_once() -> None:
     registry = CollectorRegistry()
-    observer = StepObserver(CoordinatorMetrics(registry))
+    observer = StepObserver(CoordinatorMetrics(registry), 0)
     observer.observe_prefix_cache(num_queried_tokens=10, num_hit_tokens=0)
     observer.observe_prefix_cache(num_queried_tokens=30, num_hit_tokens=16)
     values = [
@@ -63,7 +63,7 @@ def test_step_observer_counts_each_token_of_the_prefix_cache_once() -> None:
 
 def test_step_observer_counts_what_steps_carry_and_each_preemption_once() -> None:
     registry = CollectorRegistry()
-    observer = StepObserver(CoordinatorMetrics(registry))
+    observer = StepObserver(CoordinatorMetrics(registry), 0)
     observer.observe(Step(0, chunks=(SequenceChunk(0, 0, (5, 6, 7)),)), num_preemptions=2)
     observer.observe(Step(1), num_preemptions=3)
 

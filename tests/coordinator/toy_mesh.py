@@ -80,17 +80,22 @@ class ToyMesh:
         return state
 
     async def until_ready(self) -> mesh_pb2.GetStateResponse:
-        """Requests are being served."""
-        return await self.until(lambda state: state.ready)
+        """Requests are being served, by every replica."""
+        return await self.until(
+            lambda state: state.ready and all(r.serving for r in state.replicas)
+        )
 
     async def until_idle(self) -> mesh_pb2.GetStateResponse:
         """No request is left, and no slot or block in use here or on any living fake stage."""
         state = await self.until(lambda state: state.num_running + state.num_waiting == 0)
         for replica in state.replicas:
             assert (replica.num_kv_blocks_used, replica.num_slots_used) == (0, 0)
-        for worker in self.workers if state.ready else ():
-            while worker.is_alive and worker.stage.slots.tokens:
-                await self.state()
+        for worker in self.workers:
+            # What an ended epoch held is nobody's; it is cleared when the next one opens.
+            while state.ready and worker.is_alive and worker.stage.slots.tokens:
+                state = await self.state()
+                if not any(worker.stage.worker_id in ids for ids in _working(state)):
+                    break
         return state
 
 
@@ -126,6 +131,12 @@ async def toy_mesh(
         finally:
             stop.set()
             await serving
+
+
+def _working(state: mesh_pb2.GetStateResponse) -> list[list[str]]:
+    """The workers of each stage of the replicas that serve."""
+    replicas = [replica for replica in state.replicas if replica.serving]
+    return [list(stage.worker_ids) for replica in replicas for stage in replica.stages]
 
 
 def token_request(

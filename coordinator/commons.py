@@ -1,0 +1,35 @@
+"""Owns what the replicas of one coordinator share: model, workers, unique names."""
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+
+from coordinator.membership import Membership
+from coordinator.options import CoordinatorOptions
+from coordinator.served_model import ServedModel
+from coordinator.stages import EpochId
+
+
+@dataclass(slots=True)
+class Commons:
+    """One per coordinator.
+
+    `dtype` is what `auto` came to when the first replica formed: with another, the tokens of
+    requests that go on elsewhere would change. `has_served` says that some replica has. `changed`
+    is set with every change of a replica's phase, `recording` is held while a canary's reference
+    is looked for, so that it is computed once.
+    """
+
+    coordinator_id: str
+    model: ServedModel
+    options: CoordinatorOptions
+    membership: Membership
+    changed: asyncio.Event
+    dtype: str
+    has_served: bool = False
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _counters: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    def new_epoch(self) -> EpochId:
+        """A name later than all before: a worker may come from another replica."""
+        return EpochId(self.coordinator_id, next(self._counters))
