@@ -640,11 +640,11 @@ class CollectiveTimeoutError(UnavailableError):
 
     code = "collective_timeout"
     template = (
-        "rank {rank} waited {seconds:g} s for rank {peer} in {what}; ranks of a stage must run on "
+        "rank {rank} waited {seconds:g} s for {missing} in {what}; ranks of a stage must run on "
         "one host and share its /dev/shm"
     )
     rank: int
-    peer: int
+    missing: str
     what: str
     seconds: float
 

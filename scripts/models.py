@@ -34,8 +34,8 @@ biases or windows where the family has none) is refused by name before weights a
 
 `tests/stage_worker/test_families_against_transformers.py` compares every family with Transformers:
 random tiny models in float32, log-probabilities of the whole vocabulary within 1e-4 of the largest
-and the same greedy tokens, for one to three stages, for prompts in chunks of 1, of 7 and whole, and
-for prompts longer than the window.
+and the same greedy tokens, for one to three stages of one and of two ranks, for prompts in
+chunks of 1, of 7 and whole, and for prompts longer than the window.
 
 ## What to know
 
@@ -49,7 +49,10 @@ for prompts longer than the window.
   the original length (4096 for these models) it uses the short factors, beyond it the long ones. In
   the first case all numbers are those of Transformers; in the second those of sequences that are
   longer than the original length, while shorter ones differ (vLLM chooses likewise).
-- **Mixtures of experts** keep all experts of a layer in the stage that has the layer.
+- **Ranks** (`--tp`) cut a stage between key/value heads, so there are at most as many ranks as the
+  model has of those; uneven shares are fine (SmolLM2 has 3: two ranks take 2 and 1).
+- **Mixtures of experts** keep all experts of a layer in the stage that has the layer; its ranks
+  share them out whole.
 - **Gemma 3** means the text models; those with images are another architecture and are refused.
 - **GGUF files** are converted for Llama only.
 """

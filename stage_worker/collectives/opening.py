@@ -6,19 +6,24 @@ they opened the epoch.
 
 from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
+
 from runtime.errors import InvalidRequestError
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.collectives.shared_block import SharedBlock
 from stage_worker.collectives.shared_memory import SharedMemoryGroup
+from stage_worker.collectives.torch_group import TorchGroup
 
-BACKENDS = ("auto", "shm")
+BACKENDS = ("auto", "shm", "gloo", "nccl")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
     """`name` is the same on all ranks of a stage and on no other, and new in every epoch.
 
-    `backend` is one of `BACKENDS`. `timeout_seconds` is the longest wait for another rank.
+    `backend` is one of `BACKENDS`; "auto" is nccl for CUDA devices and shm for CPUs.
+    `timeout_seconds` is the longest wait for another rank.
     """
 
     name: str
@@ -35,9 +40,28 @@ def open_group(spec: GroupSpec) -> RankGroup:
     `close` must not run beside a call of the device's thread, so `abort` comes first: it ends what
     that thread waits for. Raises `InvalidRequestError` for a backend that does not fit the device.
     """
+    backend = check_backend(spec.backend, spec.device)
     if spec.size == 1:
         return SOLO
-    if spec.backend not in BACKENDS:
-        known = ", ".join(BACKENDS)
-        raise InvalidRequestError(field="backend", problem=f"{spec.backend!r} is none of {known}")
-    return SharedMemoryGroup(SharedBlock(spec.name, spec.rank, spec.size, spec.timeout_seconds))
+    block = SharedBlock(spec.name, spec.rank, spec.size, spec.timeout_seconds)
+    if backend == "shm":
+        return SharedMemoryGroup(block)
+    return TorchGroup(block, backend, spec.timeout_seconds)
+
+
+def check_backend(backend: str, device: str) -> str:
+    """The backend, with "auto" decided; raises `InvalidRequestError` where it cannot be used."""
+    is_cuda = torch.device(device).type == "cuda"
+    if backend == "auto":
+        return "nccl" if is_cuda else "shm"
+    if backend not in BACKENDS:
+        _refuse(f"{backend!r} is none of {', '.join(BACKENDS)}")
+    if (backend == "nccl") != is_cuda:
+        _refuse(f"{backend} does not serve {device} devices; leave it at auto")
+    if backend == "nccl" and not dist.is_nccl_available():
+        _refuse("this build of torch has no nccl")
+    return backend
+
+
+def _refuse(problem: str) -> None:
+    raise InvalidRequestError(field="backend", problem=problem)

@@ -76,9 +76,9 @@ class SharedBlock:
     def __init__(self, name: str, rank: int, size: int, timeout_seconds: float) -> None:
         self.rank = rank
         self.size = size
+        self.path = block_path(name)
         self._timeout_seconds = timeout_seconds
-        self._path = block_path(name)
-        self._memory = _map(self._path, size)
+        self._memory = _map(self.path, size)
         counters = np.frombuffer(self._memory, np.uint64, count=3 * size * _LINE_BYTES // 8)
         columns = counters.reshape(3, size, -1)[:, :, 0]
         self._agreed, self._written, self._ended = columns
@@ -93,7 +93,7 @@ class SharedBlock:
         self.show_record(record)
         self._wait(self._agreed, self._num_agreed, f"the agreement on step {record.step}")
         if self._num_agreed == 1:
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         place = self._num_agreed % 2
         return [self._read_record(rank, place) for rank in range(self.size)]
 
@@ -129,26 +129,22 @@ class SharedBlock:
                 self._publish(self._ended, 1)
 
     def close(self) -> None:
-        """The memory itself goes with the last reference: a thread may still look at it."""
-        self._path.unlink(missing_ok=True)
+        """Ends this rank; the memory goes with the last reference, for a thread may still look."""
+        self.end(EpochEndedError(cause="closed", detail="it has left the group"))
+        self.path.unlink(missing_ok=True)
 
-    def deadline(self) -> float:
-        """When a wait that begins now has lasted too long, in `time.monotonic` seconds."""
-        return time.monotonic() + self._timeout_seconds
-
-    def timeout(self, peer: int, what: str) -> CollectiveTimeoutError:
-        """The error of a wait for `peer` that has lasted too long."""
+    def timeout(self, missing: str, what: str) -> CollectiveTimeoutError:
+        """The error of a wait for `missing` that has lasted too long."""
         return CollectiveTimeoutError(
-            rank=self.rank, peer=peer, what=what, seconds=self._timeout_seconds
+            rank=self.rank, missing=missing, what=what, seconds=self._timeout_seconds
         )
 
     def _wait(self, counters: NDArray[np.uint64], count: int, what: str) -> None:
         pause = Pause()
-        deadline = self.deadline()
         while (counters < count).any():
             self.check()
-            if time.monotonic() > deadline:
-                raise self.timeout(int((counters < count).argmax()), what)
+            if pause.seconds > self._timeout_seconds:
+                raise self.timeout(f"rank {(counters < count).argmax()}", what)
             pause.wait()
         self._order()
 
@@ -193,9 +189,14 @@ class Pause:
     def __init__(self) -> None:
         self._begun_at = time.monotonic()
 
+    @property
+    def seconds(self) -> float:
+        """Since the wait began."""
+        return time.monotonic() - self._begun_at
+
     def wait(self) -> None:
         """Sleeps for a twentieth of the time waited so far, within bounds."""
-        waited = time.monotonic() - self._begun_at
+        waited = self.seconds
         if waited < _YIELD_SECONDS:
             os.sched_yield()
         else:

@@ -6,17 +6,15 @@ two of them. Large tensors go in pieces through a fixed buffer.
 Shapes: T rows, W one rank's columns, A the columns of all ranks.
 """
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from runtime.errors import EpochEndedError, HeaderMismatchError, StagemeshError
+from runtime.errors import StagemeshError
 from runtime.step import Step
-from stage_worker.collectives.shared_block import PIECE_BYTES, Record, SharedBlock
-
-_DIGEST_BYTES = 16
+from stage_worker.collectives.agreement import agree
+from stage_worker.collectives.shared_block import PIECE_BYTES, SharedBlock
 
 
 class SharedMemoryGroup:
@@ -28,20 +26,8 @@ class SharedMemoryGroup:
         self._block = block
 
     def agree(self, step: Step, refusal: StagemeshError | None) -> None:
-        """Shows a digest of the whole step, or the refusal, and compares all ranks'."""
-        if refusal is not None:
-            self._block.show_record(Record.of_error(refusal))
-            raise refusal
-        digest = hashlib.blake2b(repr(step).encode(), digest_size=_DIGEST_BYTES).digest()
-        records = self._block.exchange_records(Record(step.number, digest))
-        for rank, record in enumerate(records):
-            if record.code:
-                raise record.end(rank)
-        for rank, record in enumerate(records):
-            if record != records[0]:
-                raise HeaderMismatchError(
-                    rank=rank, expected=_told(records[0]), actual=_told(record)
-                )
+        """Through the same memory."""
+        agree(self._block, step, refusal)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """Every rank reads every piece of all others."""
@@ -77,7 +63,6 @@ class SharedMemoryGroup:
 
     def close(self) -> None:
         """The block's file goes; its memory with the last rank."""
-        self._block.end(EpochEndedError(cause="closed", detail="it has left the group"))
         self._block.close()
 
     def _exchange(
@@ -91,7 +76,3 @@ class SharedMemoryGroup:
             for part, view in zip(parts, views, strict=False):
                 piece = part.view(-1)[begin : begin + step]
                 piece.copy_(view[: piece.numel()])
-
-
-def _told(record: Record) -> str:
-    return f"step {record.step} with digest {record.digest.hex()}"

@@ -1,0 +1,98 @@
+"""Two real processes whose ranks exchange tensors by gloo."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.errors import InvalidRequestError
+from stage_worker.collectives.opening import GroupSpec, check_backend, open_group
+from stage_worker.collectives.shared_block import block_path
+from tests.tiny_models import make_tiny_llama
+
+PROGRAM = Path(__file__).with_name("rank_process.py")
+ROOT = Path(__file__).parents[3]
+TIMEOUT_SECONDS = 60
+
+
+@contextmanager
+def started(folder: Path, name: str, rank: int, scenario: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(PROGRAM), str(folder), name, str(rank), scenario]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run_both(folder: Path, scenario: str) -> list[Any]:
+    """What each rank printed; rank 1's input stays open until rank 0 has."""
+    name = f"test-gloo-{folder.name}-{scenario}"
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(started(folder, name, rank, scenario)) for rank in range(2)]
+        assert ranks[0].stdout is not None
+        first = ranks[0].stdout.readline()
+        second, _ = ranks[1].communicate(timeout=TIMEOUT_SECONDS)
+        ranks[0].communicate(timeout=TIMEOUT_SECONDS)
+    path = block_path(name)
+    assert not list(path.parent.glob(f"{path.name}*"))
+    return [json.loads(text) if text else None for text in (first, second)]
+
+
+def test_gloo_collectives_of_two_processes_add_up_and_gather(tmp_path: Path) -> None:
+    whole = torch.arange(14.0).view(2, 7).tolist()
+    total = [[3.0] * 3] * 2
+    assert run_both(tmp_path, "collectives") == [[total, whole, whole], [total, whole, None]]
+
+
+def test_gloo_model_of_two_processes_matches_transformers(tmp_path: Path) -> None:
+    model = make_tiny_llama(tmp_path, "nine_of_three")
+    first, second = run_both(tmp_path, "model")
+    assert second == []
+    assert len(first) == 2
+    for prompt, top_ids, top_logprobs in first:
+        expected_V = model.logprobs(tuple(prompt))[-1]
+        actual_V = torch.empty_like(expected_V)
+        actual_V[top_ids] = torch.tensor(top_logprobs)
+        assert (actual_V - expected_V).abs().max() <= 1e-4 * expected_V.abs().max()
+
+
+def test_gloo_rank_that_aborts_ends_the_wait_of_the_other_with_the_cause(tmp_path: Path) -> None:
+    first, _ = run_both(tmp_path, "aborts")
+    assert first["cause"] == "sender_gone"
+
+
+def test_gloo_rank_that_is_killed_ends_the_wait_of_the_other(tmp_path: Path) -> None:
+    first, _ = run_both(tmp_path, "killed")
+    assert first["cause"] == "collective"
+    assert "an all-reduce failed" in first["text"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "expected"),
+    [("auto", "cpu", "shm"), ("auto", "cuda:1", "nccl"), ("gloo", "cpu", "gloo")],
+)
+def test_check_backend_decides_what_auto_means(backend: str, device: str, expected: str) -> None:
+    assert check_backend(backend, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"), [("mpi", "cpu"), ("nccl", "cpu"), ("shm", "cuda"), ("gloo", "cuda")]
+)
+def test_open_group_of_a_backend_that_does_not_fit_is_refused(backend: str, device: str) -> None:
+    with pytest.raises(InvalidRequestError, match="backend"):
+        open_group(GroupSpec("unfit", 0, 2, backend=backend, device=device))
