@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.assignment import Assignment
+from runtime.devices import DeviceUsage
 from runtime.errors import (
     InvalidRequestError,
     ProtocolVersionError,
@@ -43,12 +44,13 @@ class Member:
     """One joined worker process; `held` is the part of a model that it has loaded.
 
     `replica` is the one that it is lent to; `has_served` says that a canary came out right through
-    it.
+    it, `usage` what its device said last.
     """
 
     identity: WorkerIdentity
     held: Assignment | None = None
     replica: int | None = None
+    usage: DeviceUsage | None = None
     has_served: bool = False
     gone_reason: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)

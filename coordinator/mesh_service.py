@@ -9,6 +9,7 @@ import grpc
 
 from coordinator.membership import Member, Membership, WorkerIdentity
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
+from runtime.device_codec import usage_from_proto
 from runtime.errors import RefusedWorkerError
 from runtime.logs import get_logger
 
@@ -85,7 +86,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         reason = _STREAM_ENDED
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._listen(context))
+                tasks.create_task(self._listen(member, context))
                 tasks.create_task(self._speak(context))
                 tasks.create_task(self._end_on_close())
                 tasks.create_task(_end_when_gone(member))
@@ -97,7 +98,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             _log.info("worker_left", worker=member.name, reason=reason)
         return reason if was_put_out else ""
 
-    async def _listen(self, context: _Context) -> None:
+    async def _listen(self, member: Member, context: _Context) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._timeout_seconds):
@@ -106,6 +107,8 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
                 raise _JoinEndedError(f"no heartbeat within {self._timeout_seconds:g} s") from None
             if not isinstance(message, mesh_pb2.WorkerMessage):
                 raise _JoinEndedError(_STREAM_ENDED)
+            if message.heartbeat.HasField("usage"):
+                member.usage = usage_from_proto(message.heartbeat.usage)
 
     async def _speak(self, context: _Context) -> None:
         welcome = mesh_pb2.Welcome(

@@ -8,6 +8,7 @@ from coordinator.phases import Phase
 from coordinator.replica import Replica
 from coordinator.telemetry import ReplicaTelemetry
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
+from runtime.device_codec import usage_to_proto
 from runtime.model_store import served_name
 from runtime.version import BUILD
 
@@ -145,7 +146,8 @@ def _worker_info(member: Member, replica: Replica | None) -> mesh_pb2.WorkerInfo
         pid=identity.pid,
         metrics_address=identity.metrics_address,
     )
-    return mesh_pb2.WorkerInfo(hello=hello, state=_worker_state(member, replica))
+    usage = usage_to_proto(member.usage) if member.usage else None
+    return mesh_pb2.WorkerInfo(hello=hello, state=_worker_state(member, replica), usage=usage)
 
 
 def _worker_state(member: Member, replica: Replica | None) -> stage_pb2.WorkerState:

@@ -23,6 +23,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.service import InferenceService
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime import process, rpc
+from runtime.call_metrics import count_calls
 from runtime.logs import get_logger
 from runtime.loop_lag import observe_loop_lag
 from runtime.version import BUILD
@@ -76,7 +77,7 @@ async def serve_coordinator(
     health_servicer = health.aio.HealthServicer()
     door = _make_door(coordinator, health_servicer)
     http = HttpServer(make_app(coordinator), _CLOSE_SECONDS)
-    mesh = rpc.make_server()
+    mesh = rpc.make_server(count_call=count_calls(coordinator.metrics))
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh_service, mesh)
     try:
         addresses = Addresses(
@@ -134,7 +135,8 @@ async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthSer
 def _make_door(
     coordinator: Coordinator, health_servicer: health.aio.HealthServicer
 ) -> grpc.aio.Server:
-    door = rpc.make_server(GrpcGuard(coordinator.keys, coordinator.options.protect_state))
+    guard = GrpcGuard(coordinator.keys, coordinator.options.protect_state)
+    door = rpc.make_server(guard, count_call=count_calls(coordinator.metrics))
     inference_pb2_grpc.add_InferenceServicer_to_server(
         InferenceService(coordinator.admission), door
     )

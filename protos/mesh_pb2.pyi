@@ -48,8 +48,24 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[_Union[_stage_pb2.DType, str]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("usage",)
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    usage: DeviceUsage
+    def __init__(self, usage: _Optional[_Union[DeviceUsage, _Mapping]] = ...) -> None: ...
+
+class DeviceUsage(_message.Message):
+    __slots__ = ("utilization", "memory_used_bytes", "memory_total_bytes", "power_watts", "temperature_celsius")
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POWER_WATTS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    utilization: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    power_watts: float
+    temperature_celsius: float
+    def __init__(self, utilization: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., power_watts: _Optional[float] = ..., temperature_celsius: _Optional[float] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("welcome", "refusal", "heartbeat")
@@ -214,9 +230,11 @@ class RankState(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., worker_id: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("hello", "state")
+    __slots__ = ("hello", "state", "usage")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     state: _stage_pb2.WorkerState
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., state: _Optional[_Union[_stage_pb2.WorkerState, str]] = ...) -> None: ...
+    usage: DeviceUsage
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., state: _Optional[_Union[_stage_pb2.WorkerState, str]] = ..., usage: _Optional[_Union[DeviceUsage, _Mapping]] = ...) -> None: ...

@@ -45,6 +45,20 @@ class ProcessMetrics:
         build.info(
             {"process": process, "version": VERSION, "protocol_version": str(PROTOCOL_VERSION)}
         )
+        self.grpc_calls = Counter(
+            "grpc_calls_total",
+            "Calls of gRPC methods that are over, by the status that they ended with.",
+            ("method", "code"),
+            NAMESPACE,
+            registry=registry,
+        )
+        self.grpc_calls_running = Gauge(
+            "grpc_calls_running",
+            "Calls of gRPC methods that go on.",
+            ("method",),
+            NAMESPACE,
+            registry=registry,
+        )
         self.event_loop_lag = Histogram(
             "event_loop_lag_seconds",
             "How late a timer of the event loop was served.",
@@ -70,6 +84,15 @@ class WorkerMetrics(ProcessMetrics):
         self.weights = gauge("weights_bytes", "Weights that the worker holds.")
         self.kv_blocks = gauge("kv_blocks", "KV blocks by state, used or free.", ("state",))
         self.slots_used = gauge("slots_used", "Open slots.")
+        self.device_utilization = gauge(
+            "device_utilization_ratio",
+            "Part of the time in which the device, or the host of a CPU, was busy.",
+        )
+        self.device_memory = gauge(
+            "device_memory_bytes", "The device's memory by state, used or free.", ("state",)
+        )
+        self.device_power = gauge("device_power_watts", "What the device draws.")
+        self.device_temperature = gauge("device_temperature_celsius", "How hot the device is.")
 
 
 class CoordinatorMetrics(ProcessMetrics):

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from inspect import isasyncgenfunction
 from typing import Any, Final, Never
 
@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from runtime.call_metrics import CallCounter, Context
 from runtime.errors import (
     EpochEndedError,
     InvalidRequestError,
@@ -73,9 +74,16 @@ def dial(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-def make_server(*interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
+def make_server(
+    *interceptors: grpc.aio.ServerInterceptor, count_call: CallCounter | None = None
+) -> grpc.aio.Server:
     """A server whose handlers may raise `StagemeshError`; services and `bind` come next."""
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(ErrorInterceptor(), *interceptors))
+    errors = ErrorInterceptor(count_call or _count_nothing)
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(errors, *interceptors))
+
+
+def _count_nothing(method: str, context: Context) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -123,7 +131,7 @@ async def open_socket(address: str) -> socket.socket:
     return bound
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StagemeshError) -> Never:
+async def abort(context: Context, error: StagemeshError) -> Never:
     """Ends a call with the error's status and message; the trailing metadata says the rest.
 
     That is its code, and a `google.rpc.Status` for whoever reads those.
@@ -161,6 +169,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     away, so that its `finally` runs then and not when it is collected.
     """
 
+    def __init__(self, count_call: CallCounter) -> None:
+        self._count_call = count_call
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -168,16 +179,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Wraps the handler that gRPC found for the call, if any."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else _guard(handler, handler_call_details.method)
+        if handler is None:
+            return None
+        return _guard(handler, handler_call_details.method, self._count_call)
 
 
-def _guard(handler: Any, method: str) -> Any:
+def _guard(handler: Any, method: str, count_call: CallCounter) -> Any:
     behaviour = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )
     writes = isasyncgenfunction(behaviour)
 
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def guarded(request: Any, context: Context) -> Any:
+        with count_call(method, context):
+            return await answer(request, context)
+
+    async def answer(request: Any, context: Context) -> Any:
         try:
             if isinstance(request, DecodeError):
                 raise request
@@ -219,9 +236,7 @@ def _keeping_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[byt
     return keep
 
 
-async def _abort_with(
-    context: grpc.aio.ServicerContext[Any, Any], exc: Exception, method: str
-) -> Never:
+async def _abort_with(context: Context, exc: Exception, method: str) -> Never:
     error = find_error(exc) or _undecodable(exc)
     if error is None:
         # Writing to a peer that left fails too, and is no fault of ours.

@@ -47,6 +47,7 @@ async def stay_joined(
     coordinator: str,
     make_hello: Callable[[], Awaitable[mesh_pb2.Hello]],
     set_joined: Callable[[bool], Awaitable[None]],
+    make_heartbeat: Callable[[], mesh_pb2.Heartbeat] = mesh_pb2.Heartbeat,
 ) -> Never:
     """Be a member until cancelled; raises WorkerRefusedError when the coordinator refuses.
 
@@ -67,7 +68,7 @@ async def stay_joined(
         reason = ""
         try:
             hello = await make_hello()
-            await run_apart(_be_member(coordinator, hello, joined))
+            await run_apart(_be_member(coordinator, hello, joined, make_heartbeat))
         except* (_MembershipLostError, OSError) as lost:
             reason = str(lost.exceptions[0])
         await set_joined(False)
@@ -78,12 +79,15 @@ async def stay_joined(
 
 
 async def _be_member(
-    coordinator: str, hello: mesh_pb2.Hello, joined: Callable[[], Awaitable[None]]
+    coordinator: str,
+    hello: mesh_pb2.Hello,
+    joined: Callable[[], Awaitable[None]],
+    make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
 ) -> Never:
     async with _membership(coordinator, hello) as (call, heartbeat_seconds):
         _log.info("joined", coordinator=coordinator, address=hello.address)
         await joined()
-        await _exchange_heartbeats(call, heartbeat_seconds)
+        await _exchange_heartbeats(call, heartbeat_seconds, make_heartbeat)
 
 
 def retry_delays(jitter: random.Random) -> Iterator[float]:
@@ -118,17 +122,21 @@ async def _membership(
             call.cancel()
 
 
-async def _exchange_heartbeats(call: _JoinCall, heartbeat_seconds: float) -> Never:
+async def _exchange_heartbeats(
+    call: _JoinCall, heartbeat_seconds: float, make_heartbeat: Callable[[], mesh_pb2.Heartbeat]
+) -> Never:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_send_heartbeats(call, heartbeat_seconds))
+        tasks.create_task(_send_heartbeats(call, heartbeat_seconds, make_heartbeat))
         while True:
             await _read(call, _NUM_MISSED * heartbeat_seconds)
 
 
-async def _send_heartbeats(call: _JoinCall, heartbeat_seconds: float) -> Never:
+async def _send_heartbeats(
+    call: _JoinCall, heartbeat_seconds: float, make_heartbeat: Callable[[], mesh_pb2.Heartbeat]
+) -> Never:
     while True:
         await asyncio.sleep(heartbeat_seconds)
-        await _write(call, mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat()))
+        await _write(call, mesh_pb2.WorkerMessage(heartbeat=make_heartbeat()))
 
 
 async def _write(call: _JoinCall, message: mesh_pb2.WorkerMessage) -> None:

@@ -14,7 +14,11 @@ from functools import partial
 import torch
 from prometheus_client import CollectorRegistry
 
+from protos import mesh_pb2
 from runtime import rpc
+from runtime.call_metrics import count_calls
+from runtime.device_codec import usage_to_proto
+from runtime.devices import make_probe
 from runtime.errors import DeviceStuckError, InvalidRequestError, find_error
 from runtime.logs import get_logger
 from runtime.loop_lag import observe_loop_lag
@@ -27,7 +31,8 @@ from stage_worker.introduction import Introduction
 from stage_worker.join import stay_joined
 from stage_worker.loading import WorkerDevice
 from stage_worker.service import StageService
-from stage_worker.telemetry import expose
+from stage_worker.status import device_uuid
+from stage_worker.telemetry import expose, expose_device
 from stage_worker.worker import Worker
 
 # Another try may do better, so it is not the code of a process that refuses.
@@ -75,8 +80,9 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
     device = WorkerDevice(_choose_device(options.device), options.num_threads, options.model_path)
     worker_id = str(uuid.uuid4())
-    server, health = rpc.make_server(), WorkerHealth()
     metrics = WorkerMetrics(CollectorRegistry())
+    server, health = rpc.make_server(count_call=count_calls(metrics)), WorkerHealth()
+    look = make_probe(device.kind, device_uuid(device.kind))
     with closing(DeviceThread(device.num_threads)) as thread:
         async with (
             serving_metrics(options.metrics, metrics.registry) as metrics_address,
@@ -84,6 +90,7 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
         ):
             worker = Worker(worker_id, device, thread, tasks)
             expose(metrics, worker, health)
+            expose_device(metrics, look)
             StageService(worker).add_to(server)
             await health.add_to(server)
             address = await rpc.bind(server, options.listen)
@@ -93,7 +100,14 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
                     options.coordinator, worker_id, device.kind, address, metrics_address
                 )
                 running = (
-                    tasks.create_task(stay_joined(me.coordinator, me.hello, health.set_joined)),
+                    tasks.create_task(
+                        stay_joined(
+                            me.coordinator,
+                            me.hello,
+                            health.set_joined,
+                            lambda: mesh_pb2.Heartbeat(usage=usage_to_proto(look())),
+                        )
+                    ),
                     tasks.create_task(observe_loop_lag(metrics.event_loop_lag)),
                 )
                 await stop.wait()

@@ -29,6 +29,11 @@ def describe_device(kind: str) -> mesh_pb2.Device:
     )
 
 
+def device_uuid(kind: str) -> str:
+    """What NVIDIA's tools call the device; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(0).uuid) if kind == "cuda" else ""
+
+
 def rss_bytes() -> int:
     """Memory of this process that is resident now; its peak where the system only tells that."""
     return _proc_bytes("VmRSS") or peak_rss_bytes()

@@ -1,6 +1,9 @@
 """What a worker shows to Prometheus: figures are read where they are, whenever somebody asks."""
 
+import math
+
 from protos import stage_pb2
+from runtime.devices import DeviceProbe
 from runtime.metrics import WorkerMetrics
 from stage_worker.health import WorkerHealth
 from stage_worker.worker import Worker
@@ -25,6 +28,19 @@ def expose(metrics: WorkerMetrics, worker: Worker, health: WorkerHealth) -> None
     metrics.slots_used.set_function(lambda: worker.status().num_slots_used)
     metrics.kv_blocks.labels("used").set_function(lambda: worker.status().num_kv_blocks_used)
     metrics.kv_blocks.labels("free").set_function(lambda: _num_free_blocks(worker.status()))
+
+
+def expose_device(metrics: WorkerMetrics, look: DeviceProbe) -> None:
+    """Ties the metrics to the device; what it does not tell is not a number."""
+    metrics.device_utilization.set_function(lambda: _number(look().utilization))
+    metrics.device_power.set_function(lambda: _number(look().power_watts))
+    metrics.device_temperature.set_function(lambda: _number(look().temperature_celsius))
+    metrics.device_memory.labels("used").set_function(lambda: _number(look().memory_used_bytes))
+    metrics.device_memory.labels("free").set_function(lambda: _number(look().memory_free_bytes))
+
+
+def _number(figure: float | None) -> float:
+    return math.nan if figure is None else figure
 
 
 def _num_free_blocks(status: stage_pb2.StatusResponse) -> int:

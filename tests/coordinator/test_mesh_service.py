@@ -10,6 +10,7 @@ from coordinator.membership import Membership
 from coordinator.mesh_service import MeshService
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime import rpc
+from runtime.devices import DeviceUsage
 from runtime.version import PROTOCOL_VERSION
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
 
@@ -158,3 +159,16 @@ async def test_join_coordinator_closes_ends_every_stream() -> None:
         service.close()
         await member.gone.wait()
         assert member.gone_reason == "the coordinator stops"
+
+
+async def test_heartbeat_tells_the_load_of_the_device() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        assert worker.join is not None
+        assert membership.members[0].usage is None
+        usage = mesh_pb2.DeviceUsage(utilization=0.5, memory_used_bytes=7)
+        await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat(usage=usage)))
+        while (told := membership.members[0].usage) is None:
+            await worker.join.read()
+        assert told == DeviceUsage(utilization=0.5, memory_used_bytes=7)

@@ -1,12 +1,12 @@
 // Owns what is shown of the machines: a tile for each worker, the way to add one, what went wrong.
 
-import { element, figures } from "./dom.js";
+import { element, figures, meter } from "./dom.js";
 import { bytes, seconds } from "./units.js";
 
 /** One tile for each worker that joined. */
 export function workerTiles(state) {
   if (state.workers.length === 0) return [element("p", "note", "No worker has joined.")];
-  return state.workers.map(({ hello, state: name }) => {
+  return state.workers.map(({ hello, state: name, usage }) => {
     const status = name.replace("WORKER_STATE_", "").toLowerCase();
     return element("article", "tile", [
       element("strong", "", hello.address),
@@ -16,9 +16,37 @@ export function workerTiles(state) {
         ["device", hello.device.kind],
         ["memory", bytes(hello.device.memory_bytes)],
         ["pid", String(hello.pid)],
+        ...sensors(usage ?? {}),
       ])),
+      ...load(hello, usage ?? {}),
     ]);
   });
+}
+
+// A figure that the device does not tell is absent.
+function sensors({ power_watts: power, temperature_celsius: temperature }) {
+  return [
+    ...(power === undefined ? [] : [["power", `${Math.round(power)} W`]]),
+    ...(temperature === undefined ? [] : [["temperature", `${Math.round(temperature)} °C`]]),
+  ];
+}
+
+function load(hello, usage) {
+  const bars = [];
+  if (usage.utilization !== undefined) {
+    bars.push(bar("device busy", usage.utilization, hello));
+  }
+  if (usage.memory_total_bytes) {
+    bars.push(bar("memory used", usage.memory_used_bytes / usage.memory_total_bytes, hello));
+  }
+  return bars;
+}
+
+function bar(name, share, hello) {
+  return element("div", "labelled", [
+    element("span", "", `${name} ${Math.round(100 * share)}%`),
+    meter(share, `${hello.address}: ${name}`),
+  ]);
 }
 
 /** The command that adds a worker from another terminal or machine, and a word about it. */
