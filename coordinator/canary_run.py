@@ -35,6 +35,8 @@ async def find_reference(
     prompt = canary_prompt(vocab_size, max_model_len)
     folder = cache_folder() / "canary"
     fingerprint = f"{assignment.weights_fingerprint}-{assignment.max_model_len}"
+    if link.member.identity.device_kind == "paced":  # it does not compute this model
+        fingerprint += "-paced"
     reference = await asyncio.to_thread(read_reference, folder, fingerprint, prompt)
     if reference is None:
         num_logprobs = min(NUM_LOGPROBS, vocab_size)

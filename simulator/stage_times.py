@@ -27,6 +27,10 @@ class Curve:
         self._xs = sorted(points)
         self._ys = [points[x] for x in self._xs]
 
+    def scaled(self, factor: float) -> "Curve":
+        """The same with all values multiplied."""
+        return Curve({x: factor * y for x, y in zip(self._xs, self._ys, strict=True)})
+
     def __call__(self, x: float) -> float:
         """The value at x."""
         right = min(max(bisect_left(self._xs, x), 1), len(self._xs) - 1)
@@ -58,6 +62,15 @@ class ModelTimes:
         rows = self.prompt(work.num_tokens) * surcharge
         return max(rows, self.decode(work.num_decodes)) + context + self._attention(work)
 
+    def scaled(self, factor: float) -> "ModelTimes":
+        """A model that takes `factor` times as long for everything."""
+        return ModelTimes(
+            self.prompt.scaled(factor),
+            self.decode.scaled(factor),
+            self.attention.scaled(factor),
+            factor * self.context,
+        )
+
     def _attention(self, work: StepWork) -> float:
         return max(0.0, self.attention(work.prefill_attention))
 
@@ -88,6 +101,14 @@ def load_times(name: str) -> ModelTimes:
     shortest, longest = min(singles), max(singles)
     context = (singles[longest][1] - singles[shortest][1]) / (longest - shortest)
     return ModelTimes(rows, Curve(decode), Curve(attention), max(0.0, context))
+
+
+def linear_times(
+    fixed: float, per_token: float, per_attention: float, per_context: float
+) -> ModelTimes:
+    """Times without a knee: a fixed part and so much for every row, in seconds."""
+    rows = Curve({0.0: fixed, 1.0: fixed + per_token})
+    return ModelTimes(rows, rows, Curve({0.0: 0.0, 1.0: per_attention}), per_context)
 
 
 _Times = tuple[float, float]

@@ -26,9 +26,9 @@ from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
 from stage_worker.lanes import Interval, cut
 from stage_worker.next_ranks import NextRanks
+from stage_worker.paced_stage import AnyStage
 from stage_worker.receiver import Receiver, Sender
 from stage_worker.results import ResultsLog
-from stage_worker.stage import Stage
 from stage_worker.transport import ForwardContext, WireFrame, epoch_name
 
 # Outputs that wait for credits; with one being sent, compute is at most three steps ahead.
@@ -50,7 +50,7 @@ class EpochSession:
     """Runs in one task (`run`); each sender's stream is served by its own (`serve_sender`)."""
 
     def __init__(
-        self, plan: EpochPlan, stage: Stage, device: DeviceThread, group: RankGroup = SOLO
+        self, plan: EpochPlan, stage: AnyStage, device: DeviceThread, group: RankGroup = SOLO
     ) -> None:
         """`group` is this rank's end of its stage; it is aborted at the end, not closed."""
         self.epoch = plan.receive.epoch
@@ -219,7 +219,7 @@ class EpochSession:
 
 
 def _run_stage(
-    stage: Stage, step: Step, hidden_TH: torch.Tensor | None, parts: tuple[Interval, ...]
+    stage: AnyStage, step: Step, hidden_TH: torch.Tensor | None, parts: tuple[Interval, ...]
 ) -> tuple[tuple[torch.Tensor | None, ...], tuple[SampledToken, ...]]:
     """On the device's thread: one step, its output on the host and cut for the next ranks."""
     output = stage.run(step, hidden_TH)

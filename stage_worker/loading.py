@@ -20,6 +20,7 @@ from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
 from runtime.shares import check_tp_size
 from stage_worker.canary import record_canary
+from stage_worker.paced_stage import AnyStage, Pace, PacedPlace, PacedStage, paced_top
 from stage_worker.progress import ProgressFn
 from stage_worker.stage import Stage, StageSpec
 from stage_worker.status import describe_device
@@ -36,11 +37,15 @@ _DTYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerDevice:
-    """What this worker computes with; `model_path` stands in for the assignment's model."""
+    """What this worker computes with; `model_path` stands in for the assignment's model.
+
+    With a `pace` it computes nothing, and takes the time that the pace says.
+    """
 
     kind: str
     num_threads: int
     model_path: str | None = None
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class LoadedPart:
     """An assignment with its weights in memory."""
 
     assignment: stage_pb2.Assignment
-    stage: Stage
+    stage: AnyStage
     fingerprint: str
     num_kv_blocks: int
     load_seconds: float
@@ -88,7 +93,7 @@ def find_part(
 def load_part(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> LoadedPart:
     """Load this worker's part of the model; `progress` gets bytes done and in all."""
     begun_at = time.monotonic()
-    stage = Stage.load(found.checkpoint, _stage_spec(found.assignment, device), progress)
+    stage = _load_stage(found, device, progress)
     return LoadedPart(
         found.assignment,
         stage,
@@ -96,6 +101,15 @@ def load_part(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> L
         num_kv_blocks=stage.kv_block_capacity(),
         load_seconds=time.monotonic() - begun_at,
     )
+
+
+def _load_stage(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> AnyStage:
+    assignment, spec = found.assignment, _stage_spec(found.assignment, device)
+    if device.pace is None:
+        return Stage.load(found.checkpoint, spec, progress)
+    config = load_model_config(found.checkpoint.folder)
+    place = PacedPlace(assignment.stage, assignment.num_layers / config.num_layers)
+    return PacedStage(spec, config, place, device.pace)
 
 
 def compute_canary(
@@ -110,6 +124,10 @@ def compute_canary(
     checkpoint = _find_model(
         device.model_path or request.model, request.weights_fingerprint, progress
     )
+    if device.pace is not None:
+        vocab_size = load_model_config(checkpoint.folder).vocab_size
+        last_token, position = request.token_ids[-1], len(request.token_ids)
+        return paced_top(last_token, position, vocab_size, request.num_logprobs)
     return record_canary(
         checkpoint, request.token_ids, request.num_logprobs, progress, request.max_model_len
     )

@@ -30,6 +30,7 @@ from stage_worker.health import WorkerHealth
 from stage_worker.introduction import Introduction
 from stage_worker.join import stay_joined
 from stage_worker.loading import WorkerDevice
+from stage_worker.paced_stage import PACED, Pace
 from stage_worker.service import StageService
 from stage_worker.status import device_uuid
 from stage_worker.telemetry import expose, expose_device
@@ -49,7 +50,8 @@ class WorkerOptions:
 
     `listen` is for the stages, `metrics` for Prometheus; port 0 takes a free one. `model_path`
     stands in for the model that the coordinator names, on a node where it lies
-    elsewhere. `exit_with_parent` stops the process when standard input ends.
+    elsewhere. With a `pace` it computes nothing. `exit_with_parent` stops the process when
+    standard input ends.
     """
 
     coordinator: str
@@ -58,6 +60,7 @@ class WorkerOptions:
     model_path: str | None = None
     device: str = "auto"
     num_threads: int = 1
+    pace: Pace | None = None
     exit_with_parent: bool = False
 
 
@@ -78,7 +81,8 @@ def run_worker(options: WorkerOptions) -> None:
 
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
-    device = WorkerDevice(_choose_device(options.device), options.num_threads, options.model_path)
+    kind = PACED if options.pace else _choose_device(options.device)
+    device = WorkerDevice(kind, options.num_threads, options.model_path, options.pace)
     worker_id = str(uuid.uuid4())
     metrics = WorkerMetrics(CollectorRegistry())
     server, health = rpc.make_server(count_call=count_calls(metrics)), WorkerHealth()

@@ -173,6 +173,9 @@ class DeviceOptions:
     threads: Positive | None = None
     """CPU threads of each worker. [default: the machine's cores, shared by its workers]"""
 
+    paced: Path | None = None
+    """Compute nothing: take the times that this JSON file models, as in docs/scheduling.md."""
+
 
 @Parameter(name="*", group=_ADDRESSES)
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
+from simulator.pacing import read_pace
 from stagemesh.cli.launching import check_options, coordinator_options, make_launch_plan
 from stagemesh.cli.options import (
     ACCESS_DEFAULTS,
@@ -51,6 +52,8 @@ def serve(
         A folder in Hugging Face layout, a .gguf file, a Hub id as org/name, or smollm2.
     """
     console = Console(stderr=True)
+    if device.paced is not None:
+        read_pace(device.paced)  # what is wrong with it is said before anything starts
     launch_plan = make_launch_plan(model, plan, batching, device, addresses, access, logs)
     with ProgressView(console) as progress:
         check_options(coordinator_options(model, plan, batching, addresses, access), progress)

@@ -41,6 +41,7 @@ def worker(
     """
     # Here, so that other commands do not wait seconds for torch.
     from runtime.logs import configure_logging
+    from simulator.pacing import read_pace
     from stage_worker.server import WorkerOptions, run_worker
 
     configure_logging("worker", logs.log_level, logs.log_json)
@@ -52,6 +53,7 @@ def worker(
             model_path=model_path,
             device=device.device,
             num_threads=device.threads or os.cpu_count() or 1,
+            pace=None if device.paced is None else read_pace(device.paced),
             exit_with_parent=exit_with_parent,
         )
     )

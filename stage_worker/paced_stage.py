@@ -1,0 +1,164 @@
+"""A stage that takes the time a model says and computes nothing: for trying pipelines out.
+
+Everything around it is real: process, streams, frames of the model's own size, credits, slots and
+blocks. Its tokens follow from their positions and the tokens before them, so streams can be
+checked. Where the times come from is not known here.
+"""
+
+import math
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.model_config import ModelConfig
+from runtime.step import SampledToken, SequenceChunk, Step
+from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.slot_table import SlotLimits, SlotTable
+from stage_worker.stage import Stage, StageOutput, StageSpec
+from stage_worker.weights import DTYPES
+
+PACED = "paced"
+"""The kind of device that a paced worker says it has."""
+
+_SPIN_SECONDS = 0.0002
+"""A sleep ends late by about so much; the rest of the time is spun."""
+_HALVING = math.log(0.5)
+
+
+class Pace(Protocol):
+    """How long steps take, and how much memory to pretend."""
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """KV blocks that every stage says it can hold."""
+
+    def stage_seconds(self, step: Step, stage: int, share: float, age_seconds: float) -> float:
+        """What `stage` takes for a step; `share` is its part of the model's layers.
+
+        `age_seconds` is how long ago its first step began.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PacedPlace:
+    """Where a paced stage stands in the pipeline, and its share of the model's layers."""
+
+    stage: int
+    share: float
+
+
+class PacedStage:
+    """Stands in for a `Stage`, with the same checks of every step."""
+
+    weights_bytes = 0
+
+    def __init__(self, spec: StageSpec, config: ModelConfig, place: PacedPlace, pace: Pace) -> None:
+        self.spec = spec
+        self.config = config
+        self._place = place
+        self._pace = pace
+        self._group: RankGroup = SOLO
+        self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
+        self._began_at: float | None = None
+        self._hidden_TH = torch.zeros(0, config.hidden_size, dtype=DTYPES[spec.dtype])
+
+    @property
+    def num_slots_used(self) -> int:
+        """Open slots."""
+        return self._slots.num_slots_used
+
+    @property
+    def num_blocks_used(self) -> int:
+        """KV blocks that open slots hold."""
+        return self._slots.num_blocks_used
+
+    def kv_block_capacity(self) -> int:
+        """As many as the model of times says."""
+        return self._pace.num_kv_blocks
+
+    def block_table_bytes(self, max_sequences: int) -> int:
+        """Memory that `open_epoch` takes for the block tables of so many sequences."""
+        max_blocks = -(-self.spec.max_model_len // self.spec.block_size)
+        return max_sequences * max_blocks * torch.int64.itemsize
+
+    def open_epoch(self, num_blocks: int, max_sequences: int, group: RankGroup = SOLO) -> None:
+        """Starts over with empty slots and tables; there is no cache."""
+        spec = self.spec
+        self._group = group
+        self._slots = SlotTable(
+            SlotLimits(max_sequences, num_blocks, spec.block_size, spec.max_model_len)
+        )
+
+    def run(self, step: Step, hidden_TH: Tensor | None) -> StageOutput:
+        """Takes the step's changes over, then its time; raises what `SlotTable.apply` raises."""
+        now = time.monotonic()
+        if self._began_at is None:
+            self._began_at = now
+        self._slots.apply(step)
+        self._group.agree(step, None)
+        if not step.chunks:
+            return StageOutput(None, ())
+        place, age_seconds = self._place, now - self._began_at
+        seconds = self._pace.stage_seconds(step, place.stage, place.share, age_seconds)
+        output = self._sample(step) if self.spec.is_last else self._pass_on(step.num_tokens)
+        sleep_until(now + seconds)
+        return output
+
+    def _pass_on(self, num_tokens: int) -> StageOutput:
+        """Hidden states of the right shape, all of them zero."""
+        if len(self._hidden_TH) < num_tokens:
+            self._hidden_TH = self._hidden_TH.new_zeros(num_tokens, self.config.hidden_size)
+        return StageOutput(self._hidden_TH[:num_tokens], ())
+
+    def _sample(self, step: Step) -> StageOutput:
+        drawn = (self._draw(chunk) for chunk in step.chunks if chunk.sample)
+        return StageOutput(None, tuple(drawn))
+
+    def _draw(self, chunk: SequenceChunk) -> SampledToken:
+        sampling = self._slots[chunk.slot].sampling
+        position = chunk.position + len(chunk.token_ids)
+        suppressed = sampling.suppressed_ids if position < sampling.suppressed_until else ()
+        num_logprobs = sampling.num_logprobs
+        ids, logprobs = paced_top(
+            chunk.token_ids[-1],
+            position,
+            self.config.vocab_size,
+            max(1, num_logprobs),
+            suppressed,
+        )
+        return SampledToken(
+            chunk.slot, ids[0], logprobs[0], ids[:num_logprobs], logprobs[:num_logprobs]
+        )
+
+
+AnyStage = Stage | PacedStage
+
+
+def paced_top(
+    last_token: int,
+    position: int,
+    vocab_size: int,
+    num_logprobs: int,
+    suppressed: Collection[int] = (),
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """What follows `last_token` at `position`: ids, each half as likely as the one before it."""
+    token_id = (last_token * 2_654_435_761 + position * 40_503 + 12_345) % 2**32 % vocab_size
+    ids: list[int] = []
+    while len(ids) < num_logprobs:
+        if token_id not in suppressed:
+            ids.append(token_id)
+        token_id = (token_id + 1) % vocab_size
+    return tuple(ids), tuple(_HALVING * (rank + 1) for rank in range(num_logprobs))
+
+
+def sleep_until(deadline: float) -> None:
+    """Returns at `deadline`, in `time.monotonic` seconds, within some microseconds."""
+    left = deadline - time.monotonic() - _SPIN_SECONDS
+    if left > 0:
+        time.sleep(left)
+    while time.monotonic() < deadline:
+        pass
