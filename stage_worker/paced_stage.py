@@ -3,6 +3,8 @@
 Everything around it is real: process, streams, frames of the model's own size, credits, slots and
 blocks. Its tokens follow from their positions and the tokens before them, so streams can be
 checked. Where the times come from is not known here.
+
+Shapes: T tokens of the step, W this rank's interval of the hidden dimension.
 """
 
 import math
@@ -14,9 +16,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.errors import StagemeshError
 from runtime.model_config import ModelConfig
 from runtime.step import SampledToken, SequenceChunk, Step
 from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.lanes import own_interval
 from stage_worker.slot_table import SlotLimits, SlotTable
 from stage_worker.stage import Stage, StageOutput, StageSpec
 from stage_worker.weights import DTYPES
@@ -64,7 +68,8 @@ class PacedStage:
         self._group: RankGroup = SOLO
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._began_at: float | None = None
-        self._hidden_TH = torch.zeros(0, config.hidden_size, dtype=DTYPES[spec.dtype])
+        begin, end = own_interval(config.hidden_size, spec.rank, spec.tp_size)
+        self._hidden_TW = torch.zeros(0, end - begin, dtype=DTYPES[spec.dtype])
 
     @property
     def num_slots_used(self) -> int:
@@ -93,28 +98,38 @@ class PacedStage:
             SlotLimits(max_sequences, num_blocks, spec.block_size, spec.max_model_len)
         )
 
-    def run(self, step: Step, hidden_TH: Tensor | None) -> StageOutput:
+    def run(self, step: Step, hidden_TW: Tensor | None) -> StageOutput:
         """Takes the step's changes over, then its time; raises what `SlotTable.apply` raises."""
         now = time.monotonic()
         if self._began_at is None:
             self._began_at = now
-        self._slots.apply(step)
-        self._group.agree(step, None)
+        self._admit(step)
         if not step.chunks:
             return StageOutput(None, ())
         place, age_seconds = self._place, now - self._began_at
         seconds = self._pace.stage_seconds(step, place.stage, place.share, age_seconds)
-        output = self._sample(step) if self.spec.is_last else self._pass_on(step.num_tokens)
+        output = self._draw_all(step) if self.spec.is_last else self._pass_on(step.num_tokens)
         sleep_until(now + seconds)
         return output
 
     def _pass_on(self, num_tokens: int) -> StageOutput:
         """Hidden states of the right shape, all of them zero."""
-        if len(self._hidden_TH) < num_tokens:
-            self._hidden_TH = self._hidden_TH.new_zeros(num_tokens, self.config.hidden_size)
-        return StageOutput(self._hidden_TH[:num_tokens], ())
+        if len(self._hidden_TW) < num_tokens:
+            self._hidden_TW = self._hidden_TW.new_zeros(num_tokens, self._hidden_TW.shape[1])
+        return StageOutput(self._hidden_TW[:num_tokens], ())
 
-    def _sample(self, step: Step) -> StageOutput:
+    def _admit(self, step: Step) -> None:
+        """Takes the step's changes over; all ranks admit it, or none does."""
+        refusal: StagemeshError | None = None
+        try:
+            self._slots.apply(step)
+        except StagemeshError as error:
+            refusal = error
+        self._group.agree(step, refusal)
+
+    def _draw_all(self, step: Step) -> StageOutput:
+        if self.spec.rank > 0:
+            return StageOutput(None, ())
         drawn = (self._draw(chunk) for chunk in step.chunks if chunk.sample)
         return StageOutput(None, tuple(drawn))
 
