@@ -1,4 +1,4 @@
-"""The bundled model in five splits: Transformers' numbers, and the answer that is known."""
+"""The bundled model in seven splits, two of them with ranks: Transformers' numbers, and the answer that is known."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,16 @@ from tests.tiny_models import TinyModel
 
 pytestmark = [pytest.mark.integration, pytest.mark.smollm2]
 
-SPLITS = ("30", "15,15", "3,20,7", "29,1", "8,8,7,7")
+SPLITS = (
+    "--layers 30",
+    "--layers 15,15",
+    "--layers 3,20,7",
+    "--layers 29,1",
+    "--layers 8,8,7,7",
+    # Three key/value heads: two ranks have shares of two and one.
+    "--pp 2 --tp 2",
+    "--tp 3",
+)
 QUESTION = Chat((ChatMessage("user", "Give me three tips for staying healthy."),))
 ANSWER = (
     "1. Stay hydrated: Drink plenty of water, especially during the heat. 2. Eat a balanced diet: "
@@ -36,11 +45,11 @@ def reference() -> TinyModel:
     return TinyModel(Path(folder), model, model.config.num_hidden_layers, model.config.vocab_size)
 
 
-@pytest.fixture(scope="module", params=SPLITS, ids=lambda layers: f"layers={layers}")
+@pytest.fixture(scope="module", params=SPLITS)
 def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
-    """The bundled model, cut in one of the five ways."""
-    options = ("--layers", request.param, "--max-step-tokens", "64", "--kv-memory", "256MiB")
-    with serving("smollm2", *options) as mesh:
+    """The bundled model, cut in one of these ways."""
+    options = ("--max-step-tokens", "64", "--kv-memory", "256MiB")
+    with serving("smollm2", *request.param.split(), *options) as mesh:
         yield mesh
         mesh.assert_idle()
         mesh.stop()

@@ -28,9 +28,8 @@ ResultsCall = grpc.aio.UnaryStreamCall[stage_pb2.ResultsRequest, stage_pb2.StepR
 
 @dataclass(frozen=True, slots=True)
 class LiveWorker:
-    """A worker, where it listens, and a client's way to it."""
+    """Where a worker listens, and a client's way to it."""
 
-    worker: Worker
     address: str
     stub: stage_pb2_grpc.StageStub
 
@@ -80,7 +79,7 @@ async def live_worker_in(tasks: asyncio.TaskGroup) -> AsyncIterator[LiveWorker]:
         await server.start()
         try:
             async with rpc.dial(address) as channel:
-                yield LiveWorker(worker, address, stage_pb2_grpc.StageStub(channel))
+                yield LiveWorker(address, stage_pb2_grpc.StageStub(channel))
         finally:
             await worker.close()
             await server.stop(grace=1.0)

@@ -1,0 +1,136 @@
+"""Ranks in real processes: Transformers' numbers, and ends that leave no rank in a collective.
+
+Case 21 (exo PR#2286, llama.cpp#22235): right in one process and gibberish over three stages. Here
+the stages differ in their ranks, too. Case 3 (sglang#28424, #10214, exo PR#2048): ranks diverge.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+
+from protos import stage_pb2_grpc
+from runtime import rpc
+from stagemesh import Client, GenerationRequest, Sampling, TokenIds
+from stagemesh.ports import reserve
+from tests.integration.conftest import OPTIONS
+from tests.integration.processes import Mesh, run_command, running_command, serving
+from tests.integration.tiny_chat import assert_greedy, assert_matches_reference
+from tests.stage_worker.live_ranks import load_ranks, open_ranks
+from tests.stage_worker.live_worker import (
+    LiveWorker,
+    coordinator_frame,
+    failure_of,
+    prefill,
+)
+from tests.tiny_models import TinyModel, make_tiny_llama
+from tests.tiny_tokenizer import write_tiny_tokenizer
+
+pytestmark = pytest.mark.integration
+
+PROMPT = (5, 6, 7)
+PROMPTS = (PROMPT, (9,), tuple(3 + 7 * n % 300 for n in range(150)))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """Four layers, four key/value heads."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    model = make_tiny_llama(folder, "untied_mha_bias")
+    write_tiny_tokenizer(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def pair_of_ranks(model: TinyModel) -> Iterator[Mesh]:
+    """One stage of two ranks."""
+    with serving(str(model.folder), "--tp", "2", *OPTIONS) as mesh:
+        yield mesh
+        mesh.assert_idle()
+        mesh.stop()
+
+
+def assert_computes(mesh: Mesh, model: TinyModel) -> None:
+    """Prompts of mixed lengths, in chunks and together, give Transformers' numbers."""
+    answers = mesh.ask(
+        GenerationRequest(
+            prompts=tuple(TokenIds(prompt) for prompt in PROMPTS),
+            sampling=Sampling(num_logprobs=model.vocab_size),
+            max_tokens=6,
+            ignore_eos=True,
+        )
+    )
+    for index, prompt in enumerate(PROMPTS):
+        assert len(answers.token_ids(index)) == 6
+        assert_matches_reference(model, prompt, answers.of(index))
+
+
+def test_stages_of_two_one_and_three_ranks_match_transformers(model: TinyModel) -> None:
+    with serving(str(model.folder), "--tp", "2,1,3", *OPTIONS) as mesh:
+        assert_computes(mesh, model)
+        (replica,) = mesh.state().replicas
+        assert [len(stage.ranks) for stage in replica.stages] == [2, 1, 3]
+        assert "2 rank 2" in run_command("status", "--target", mesh.target).stdout
+        mesh.assert_idle()
+        mesh.stop()
+
+
+def test_sequential_stages_of_two_ranks_match_transformers(model: TinyModel) -> None:
+    with serving(str(model.folder), "--pp", "2", "--tp", "2", "--overlap", "off", *OPTIONS) as mesh:
+        assert_computes(mesh, model)
+        mesh.assert_idle()
+        mesh.stop()
+
+
+def test_rank_killed_in_mid_answer_is_started_again_and_the_tokens_are_the_same(
+    pair_of_ranks: Mesh, model: TinyModel
+) -> None:
+    assert_computes(pair_of_ranks, model)
+    request = GenerationRequest(prompts=(TokenIds(PROMPT),), max_tokens=400, ignore_eos=True)
+    with Client(pair_of_ranks.target) as client:
+        updates = client.infer(request, timeout_seconds=90)
+        first = next(updates)
+        state = client.state()
+        pids = {worker.worker_id: worker.pid for worker in state.workers}
+        psutil.Process(pids[state.replicas[0].stages[0].ranks[1].worker_id]).kill()
+        rest = list(updates)
+    tokens = tuple(token.id for update in (first, *rest) for token in update.tokens)
+    assert len(tokens) == 400
+    assert_greedy(model, PROMPT, tokens)
+
+
+def test_more_ranks_than_heads_are_refused_before_a_worker_starts(model: TinyModel) -> None:
+    done = run_command("serve", str(model.folder), "--tp", "5", "--grpc", "127.0.0.1:0")
+    assert done.returncode == 1
+    assert "error: 5 ranks a stage for 4 key/value heads (4 query heads)" in done.stderr
+
+
+async def test_ranks_with_different_headers_end_in_every_process_within_a_second(
+    model: TinyModel,
+) -> None:
+    addresses = [reserve("127.0.0.1:0") for _ in range(2)]
+    with ExitStack() as stack:
+        for address in addresses:
+            command = stack.enter_context(
+                running_command("worker", "--coordinator", "127.0.0.1:1", "--listen", address)
+            )
+            await asyncio.to_thread(command.log.wait_for, "not_joined")
+        async with rpc.dial(addresses[0]) as first, rpc.dial(addresses[1]) as second:
+            workers = [
+                LiveWorker(address, stage_pb2_grpc.StageStub(channel))
+                for address, channel in zip(addresses, (first, second), strict=True)
+            ]
+            await load_ranks([workers], model.folder, (4,))
+            epoch = await open_ranks([workers])
+            frames = [coordinator_frame(epoch, prefill()) for _ in workers]
+            frames[1].header.chunks[0].token_ids[0] += 1
+            for worker, frame in zip(workers, frames, strict=True):
+                await worker.forward().write(frame)
+            async with asyncio.timeout(1.0):
+                failures = [await failure_of(worker, epoch) for worker in workers]
+    for failure in failures:
+        assert failure.code == "header_mismatch"
+        assert "expected step 0 with digest" in failure.message
+        assert "got step 0 with digest" in failure.message
