@@ -1,4 +1,4 @@
-"""The bundled model in seven splits, two of them with ranks: Transformers' numbers, and the answer that is known."""
+"""The bundled model in seven splits, two with ranks: Transformers' numbers and the known answer."""
 
 from collections.abc import Iterator
 from pathlib import Path
