@@ -4,6 +4,7 @@ A figure that cannot be had is None; a machine without NVIDIA's driver is no err
 """
 
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,6 +46,21 @@ DeviceProbe = Callable[[], DeviceUsage]
 def make_probe(kind: str, uuid: str = "") -> DeviceProbe:
     """How to look at a device: `cpu` is the whole host, `cuda` the one with NVML's `uuid`."""
     return _remembering(_host_probe() if kind != "cuda" else _gpu_probe(uuid))
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs of this machine that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    It asks NVIDIA's driver, not torch, which takes seconds and GPU memory.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return tuple(name.strip() for name in named.split(",") if name.strip())
+    try:
+        pynvml.nvmlInit()
+        return tuple(str(index) for index in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return ()
 
 
 def _remembering(look: DeviceProbe) -> DeviceProbe:

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 # What a command of ours prints before it exits on purpose; the launcher repeats it as the reason.
@@ -38,8 +39,17 @@ class Child:
         self._on_line = on_line
 
     @classmethod
-    async def start(cls, name: str, arguments: Sequence[str], on_line: LineFn) -> Self:
-        """Starts `stagemesh ARGUMENTS --exit-with-parent` with this interpreter."""
+    async def start(
+        cls,
+        name: str,
+        arguments: Sequence[str],
+        on_line: LineFn,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Self:
+        """Starts `stagemesh ARGUMENTS --exit-with-parent` with this interpreter.
+
+        `environment` is laid over this process's own.
+        """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stagemesh", *arguments, "--exit-with-parent"),
             stdin=PIPE,
@@ -47,7 +57,7 @@ class Child:
             stderr=STDOUT,
             limit=_MAX_LINE_BYTES,
             start_new_session=True,
-            env=_environment(),
+            env=_environment() | dict(environment),
         )
         return cls(name, process, on_line)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from runtime.errors import LaunchError
-from stagemesh.children import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, Child, LineFn
+from stagemesh.children import Child, LineFn
 from stagemesh.client import AsyncClient
-from stagemesh.ports import free_address
+from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy, end_of, stop_children
 from stagemesh.rpc_error import StagemeshRpcError
 from stagemesh.state import MeshState
 
@@ -29,24 +29,11 @@ class LaunchPlan:
     """What to start: the commands' arguments, and where the doors will be (no port is 0)."""
 
     coordinator: tuple[str, ...]
-    # Without --listen, which is chosen at each start of a worker.
-    worker: tuple[str, ...]
-    num_workers: int
+    workers: FleetPlan
     target: str
     http: str
-    # Workers listen on this address's host, on the first free ports from its port up.
-    first_worker_address: str
     # What the launcher shows to be told the state.
     api_key: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """How often a worker may die: delays double, and a worker that lived long starts anew."""
-
-    max_restarts: int = 5
-    first_delay_seconds: float = 0.5
-    healthy_seconds: float = 60.0
 
 
 class LocalMesh:
@@ -54,10 +41,10 @@ class LocalMesh:
 
     def __init__(self, plan: LaunchPlan, on_line: LineFn, restarts: RestartPolicy) -> None:
         self.plan = plan
-        self.children: dict[str, Child] = {}
+        self._fleet = Fleet(plan.workers, on_line, restarts)
+        # The coordinator, too.
+        self.children = self._fleet.children
         self._on_line = on_line
-        self._restarts = restarts
-        self._worker_addresses: dict[str, str] = {}
         self._client = AsyncClient(plan.target, api_key=plan.api_key)
 
     async def until_ready(self, on_state: Callable[[MeshState], None]) -> MeshState:
@@ -80,8 +67,7 @@ class LocalMesh:
 
     def kill(self) -> None:
         """Ends every child at once; `local_mesh` then returns quickly."""
-        for child in self.children.values():
-            child.kill()
+        self._fleet.kill()
 
     async def _state(self) -> MeshState | None:
         """The mesh's state, None while the coordinator does not answer (its process is watched)."""
@@ -94,40 +80,12 @@ class LocalMesh:
         return state
 
     async def _supervise_coordinator(self) -> NoReturn:
-        child = await self._start("coordinator", self.plan.coordinator)
-        raise _end_of(child, await child.follow())
-
-    async def _supervise_worker(self, name: str) -> NoReturn:
-        """Keeps one worker running; LaunchError when it refuses or keeps dying."""
-        clock = asyncio.get_running_loop().time
-        num_deaths = 0
-        while True:
-            started = clock()
-            child = await self._start(name, (*self.plan.worker, "--listen", self._address_of(name)))
-            code = await child.follow()
-            num_deaths = 1 if clock() - started > self._restarts.healthy_seconds else num_deaths + 1
-            if code == EXIT_REFUSED or num_deaths > self._restarts.max_restarts:
-                raise _end_of(child, code)
-            delay = self._restarts.first_delay_seconds * 2 ** (num_deaths - 1)
-            self._on_line(f"{name} {_how_it_ended(code)}; starting it again in {delay:.1f} s")
-            await asyncio.sleep(delay)
-
-    def _address_of(self, name: str) -> str:
-        """A free address for this start of the worker; no other worker's."""
-        others = {address for other, address in self._worker_addresses.items() if other != name}
-        address = free_address(self.plan.first_worker_address, taken=others)
-        self._worker_addresses[name] = address
-        return address
-
-    async def _start(self, name: str, arguments: tuple[str, ...]) -> Child:
-        child = await Child.start(name, arguments, self._on_line)
-        self.children[name] = child
-        return child
+        child = await Child.start("coordinator", self.plan.coordinator, self._on_line)
+        self.children["coordinator"] = child
+        raise end_of(child, await child.follow())
 
     def _start_all(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[NoReturn]]:
-        names = [f"worker {index}" for index in range(self.plan.num_workers)]
-        workers = [tasks.create_task(self._supervise_worker(name)) for name in names]
-        return [tasks.create_task(self._supervise_coordinator()), *workers]
+        return [tasks.create_task(self._supervise_coordinator()), *self._fleet.start_all(tasks)]
 
     async def _stop_all(self) -> None:
         """The coordinator first, so that it sees no worker vanish and can finish its streams."""
@@ -135,9 +93,7 @@ class LocalMesh:
             await self._client.close()
             if coordinator := self.children.get("coordinator"):
                 await coordinator.stop(COORDINATOR_GRACE_SECONDS)
-            async with asyncio.TaskGroup() as stops:
-                for child in self.children.values():
-                    stops.create_task(child.stop(WORKER_GRACE_SECONDS))
+            await stop_children(self.children.values(), WORKER_GRACE_SECONDS)
         finally:
             self.kill()
 
@@ -161,18 +117,3 @@ async def local_mesh(
     except BaseExceptionGroup as failures:
         launch_failures = failures.subgroup(LaunchError)
         raise (launch_failures or failures).exceptions[0] from failures
-
-
-def _end_of(child: Child, code: int) -> LaunchError:
-    if child.last_error:
-        return LaunchError(problem=f"{child.name}: {child.last_error}")
-    return LaunchError(
-        problem=f"{child.name} {_how_it_ended(code)}; its log, above, may say why "
-        "(--log-level info shows more)"
-    )
-
-
-def _how_it_ended(code: int) -> str:
-    if code == EXIT_ADDRESS_TAKEN:
-        return "found its address taken"
-    return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

@@ -23,6 +23,7 @@ from stagemesh.cli.demo import demo
 from stagemesh.cli.health import health
 from stagemesh.cli.infer import infer
 from stagemesh.cli.keys import keys
+from stagemesh.cli.node import node
 from stagemesh.cli.prepare import prepare
 from stagemesh.cli.serve import serve
 from stagemesh.cli.simulate import simulate
@@ -53,6 +54,7 @@ app.command(demo, help_epilogue=examples.DEMO, sort_key=4)
 app.command(prepare, help_epilogue=examples.PREPARE, sort_key=5)
 app.command(coordinator, help_epilogue=examples.COORDINATOR, sort_key=6)
 app.command(worker, help_epilogue=examples.WORKER, sort_key=7)
+app.command(node, help_epilogue=examples.NODE, sort_key=7)
 app.command(health, help_epilogue=examples.HEALTH, sort_key=8)
 app.command(keys)
 app.command(simulate, help_epilogue=examples.SIMULATE, sort_key=9)

@@ -91,3 +91,10 @@ Examples:
     stagemesh simulate
     stagemesh simulate --scenario slow-stage --find-goodput
     stagemesh simulate --trace azure.csv --rate 5 --policy adaptive --plot timeline.png"""
+
+
+NODE = """\
+Examples, on a machine with GPUs and on one without:
+
+    stagemesh node --coordinator 10.0.0.1:50051 --listen 0.0.0.0:50100
+    stagemesh node --coordinator 10.0.0.1:50051 --listen 0.0.0.0:50100 --workers 2"""

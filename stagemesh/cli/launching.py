@@ -8,6 +8,7 @@ from coordinator.exposure import check_access
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from runtime.checkpoint import Checkpoint
+from runtime.devices import visible_gpus
 from runtime.errors import NotEnoughMemoryError
 from runtime.memory import total_memory_bytes
 from runtime.model_config import load_model_config
@@ -21,6 +22,7 @@ from stagemesh.cli.options import (
     PlanOptions,
     as_arguments,
 )
+from stagemesh.fleet import FleetPlan
 from stagemesh.launcher import LaunchPlan
 from stagemesh.ports import dialable, reserve
 from stagemesh.progress import ProgressView
@@ -113,16 +115,24 @@ def make_launch_plan(
             *("coordinator", model, *key_option),
             *as_arguments(plan, batching, addresses, access, logs),
         ),
-        worker=(
-            *("worker", "--coordinator", dialable(addresses.mesh)),
-            *as_arguments(device, logs),
+        workers=FleetPlan(
+            arguments=(
+                *("worker", "--coordinator", dialable(addresses.mesh)),
+                *as_arguments(device, logs),
+            ),
+            num_workers=plan.num_workers,
+            first_address=FIRST_WORKER_ADDRESS,
+            devices=gpus_for(device.device),
         ),
-        num_workers=plan.num_workers,
         target=dialable(addresses.grpc),
         http=dialable(addresses.http),
-        first_worker_address=FIRST_WORKER_ADDRESS,
         api_key=api_key,
     )
+
+
+def gpus_for(device: str) -> tuple[str, ...]:
+    """The GPUs that workers on `device` share out; none for CPUs."""
+    return () if device == "cpu" else visible_gpus()
 
 
 def _check_memory(needed_bytes: int, num_workers: int) -> None:

@@ -167,8 +167,8 @@ class BatchingOptions:
 class DeviceOptions:
     """What a worker computes on."""
 
-    device: Literal["auto", "cpu"] = "auto"
-    """Device of each worker."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of each worker; auto: its GPU if this machine has any."""
 
     threads: Positive | None = None
     """CPU threads of each worker. [default: the machine's cores, shared by its workers]"""

@@ -150,7 +150,8 @@ async def test_mesh_with_a_worker_that_refuses_says_why(folder: Path, tmp_path: 
         ACCESS_DEFAULTS,
         LOG_DEFAULTS,
     )
-    plan = replace(plan, worker=(*plan.worker, "--model-path", str(other)))
+    arguments = (*plan.workers.arguments, "--model-path", str(other))
+    plan = replace(plan, workers=replace(plan.workers, arguments=arguments))
     with (
         leaving_no_child(),
         pytest.raises(LaunchError, match="put the same model files on every node"),

@@ -4,7 +4,7 @@ import pynvml
 import pytest
 
 from runtime.device_codec import usage_from_proto, usage_to_proto
-from runtime.devices import DeviceUsage, make_probe
+from runtime.devices import DeviceUsage, make_probe, visible_gpus
 
 
 def test_host_tells_load_and_memory_but_no_temperature() -> None:
@@ -43,6 +43,25 @@ def test_gpu_that_lacks_one_figure_tells_the_others(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", lambda handle, sensor: 61)
     usage = make_probe("cuda", "1")()
     assert usage == DeviceUsage(utilization=0.4, power_watts=250.0, temperature_celsius=61.0)
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [("0,2", ("0", "2")), (" GPU-a , ", ("GPU-a",)), ("", ())]
+)
+def test_visible_gpus_are_those_that_the_variable_names(
+    monkeypatch: pytest.MonkeyPatch, named: str, expected: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert visible_gpus() == expected
+
+
+def test_visible_gpus_without_the_variable_are_all_that_the_driver_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
+    assert visible_gpus() == ("0", "1", "2")
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,18 @@ import psutil
 import pytest
 
 from runtime.errors import LaunchError
-from stagemesh import launcher
+from stagemesh import fleet
 from stagemesh.children import Child
-from stagemesh.launcher import LaunchPlan, LocalMesh, RestartPolicy, local_mesh
+from stagemesh.fleet import FleetPlan, RestartPolicy
+from stagemesh.launcher import LaunchPlan, LocalMesh, local_mesh
 from stagemesh.ports import reserve
 
 WORKER = ("worker", "--coordinator", "127.0.0.1:1")
 
 
 def plan(coordinator: tuple[str, ...], worker: tuple[str, ...]) -> LaunchPlan:
-    return LaunchPlan(
-        coordinator, worker, 1, reserve("127.0.0.1:0"), "127.0.0.1:8000", "127.0.0.1:50100"
-    )
+    workers = FleetPlan(arguments=worker, num_workers=1, first_address="127.0.0.1:50100")
+    return LaunchPlan(coordinator, workers, reserve("127.0.0.1:0"), "127.0.0.1:8000")
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ async def test_worker_whose_port_was_taken_meanwhile_gets_another(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         addresses = iter([f"127.0.0.1:{listener.getsockname()[1]}", "127.0.0.1:0"])
-        monkeypatch.setattr(launcher, "free_address", lambda first, taken: next(addresses))
+        monkeypatch.setattr(fleet, "free_address", lambda first, taken: next(addresses))
         restarted = asyncio.Event()
         restarts = RestartPolicy(first_delay_seconds=0.01)
 

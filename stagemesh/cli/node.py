@@ -1,0 +1,80 @@
+"""Owns `stagemesh node`: the workers of one machine, for a coordinator that may be elsewhere."""
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from rich.console import Console
+from rich.text import Text
+
+from stagemesh.cli.launching import gpus_for
+from stagemesh.cli.options import (
+    DEVICE_DEFAULTS,
+    PROCESS_LOG_DEFAULTS,
+    Address,
+    DeviceOptions,
+    Positive,
+    ProcessLogOptions,
+    as_arguments,
+)
+from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy
+from stagemesh.interrupts import Interrupts, run_interruptible
+from stagemesh.launcher import WORKER_GRACE_SECONDS
+
+
+# Longer than other functions: its parameters and their descriptions are the command's options.
+def node(
+    *,
+    coordinator: Address,
+    workers: Positive | None = None,
+    listen: Address = "127.0.0.1:50100",
+    metrics: Address = "127.0.0.1:9101",
+    model_path: str | None = None,
+    device: DeviceOptions = DEVICE_DEFAULTS,
+    logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
+) -> None:
+    """Run the workers of this machine, one for each GPU, and start again those that die.
+
+    Workers of one node can be the ranks of one stage (--tp): they share its memory.
+
+    Parameters
+    ----------
+    coordinator
+        The coordinator's --mesh address.
+    workers
+        How many. [default: one for each GPU, or one where there is none]
+    listen
+        Where the first worker listens, the others on the ports after it.
+    metrics
+        Where Prometheus reads the first worker's metrics, the others' on the ports after it.
+    model_path
+        The model on this node, where it is not what the coordinator calls it.
+    """
+    gpus = gpus_for(device.device)
+    num_workers = workers or len(gpus) or 1
+    threads = device.threads or max(1, (os.cpu_count() or 1) // num_workers)
+    path = ("--model-path", model_path) if model_path else ()
+    plan = FleetPlan(
+        arguments=(
+            *("worker", "--coordinator", coordinator, *path),
+            *as_arguments(replace(device, threads=threads), logs),
+        ),
+        num_workers=num_workers,
+        first_address=listen,
+        first_metrics_address=metrics,
+        devices=gpus,
+    )
+    with suppress(KeyboardInterrupt):
+        run_interruptible(partial(_run, plan))
+
+
+async def _run(plan: FleetPlan, interrupts: Interrupts) -> None:
+    console = Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(Text.from_ansi(line), soft_wrap=True)
+
+    fleet = Fleet(plan, say, RestartPolicy())
+    interrupts.on_second = fleet.kill
+    await fleet.run(WORKER_GRACE_SECONDS)

@@ -1,0 +1,135 @@
+"""Owns the workers of one machine as child processes: one for each device, restarted when they die.
+
+It knows no coordinator; it passes log lines on and shows nothing.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from runtime.errors import LaunchError
+from stagemesh.children import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, Child, LineFn
+from stagemesh.ports import free_address
+
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How often a worker may die: delays double, and a worker that lived long starts anew."""
+
+    max_restarts: int = 5
+    first_delay_seconds: float = 0.5
+    healthy_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """Which workers to start.
+
+    `arguments` are the command's, without what is chosen at each start: they listen on the first
+    free ports from those of `first_address` and `first_metrics_address` up. Workers take turns at
+    `devices`, the names of GPUs as CUDA knows them; without any they see what this process sees.
+    """
+
+    arguments: tuple[str, ...]
+    num_workers: int
+    first_address: str
+    first_metrics_address: str | None = None
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The running workers; `children` may be shared with whoever stops them."""
+
+    plan: FleetPlan
+    on_line: LineFn
+    restarts: RestartPolicy
+    children: dict[str, Child] = field(default_factory=dict)
+    _addresses: dict[str, str] = field(default_factory=dict)
+
+    def start_all(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[NoReturn]]:
+        """Supervises every worker; a task ends with `LaunchError` only, or cancelled."""
+        return [tasks.create_task(self._supervise(index)) for index in range(self.plan.num_workers)]
+
+    async def run(self, grace_seconds: float) -> NoReturn:
+        """Until cancelled; LaunchError when a worker cannot be kept running. None is left then."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self.start_all(tasks)
+        except BaseExceptionGroup as failures:
+            launch_failures = failures.subgroup(LaunchError)
+            raise (launch_failures or failures).exceptions[0] from failures
+        finally:
+            try:
+                await stop_children(self.children.values(), grace_seconds)
+            finally:
+                self.kill()
+        raise AssertionError("supervision ends with an error only")
+
+    def kill(self) -> None:
+        """Ends every worker at once."""
+        for child in self.children.values():
+            child.kill()
+
+    async def _supervise(self, index: int) -> NoReturn:
+        """Keeps one worker running; LaunchError when it refuses or keeps dying."""
+        name, clock = f"worker {index}", asyncio.get_running_loop().time
+        num_deaths = 0
+        while True:
+            started = clock()
+            child = await self._start(name, index)
+            code = await child.follow()
+            num_deaths = 1 if clock() - started > self.restarts.healthy_seconds else num_deaths + 1
+            if code == EXIT_REFUSED or num_deaths > self.restarts.max_restarts:
+                raise end_of(child, code)
+            delay = self.restarts.first_delay_seconds * 2 ** (num_deaths - 1)
+            self.on_line(f"{name} {how_it_ended(code)}; starting it again in {delay:.1f} s")
+            await asyncio.sleep(delay)
+
+    async def _start(self, name: str, index: int) -> Child:
+        plan = self.plan
+        arguments = [*plan.arguments, "--listen", self._take(name, plan.first_address)]
+        if plan.first_metrics_address is not None:
+            address = self._take(f"{name}'s metrics", plan.first_metrics_address)
+            arguments += ["--metrics", address]
+        child = await Child.start(name, arguments, self.on_line, self._environment(index))
+        self.children[name] = child
+        return child
+
+    def _take(self, name: str, first: str) -> str:
+        """A free address for this start; nobody else's."""
+        others = {address for other, address in self._addresses.items() if other != name}
+        address = free_address(first, taken=others)
+        self._addresses[name] = address
+        return address
+
+    def _environment(self, index: int) -> Mapping[str, str]:
+        devices = self.plan.devices
+        return {_VISIBLE_DEVICES: devices[index % len(devices)]} if devices else {}
+
+
+async def stop_children(children: Iterable[Child], grace_seconds: float) -> None:
+    """Asks all to end, and kills those that have not when `grace_seconds` are over."""
+    async with asyncio.TaskGroup() as stops:
+        for child in children:
+            stops.create_task(child.stop(grace_seconds))
+
+
+def end_of(child: Child, code: int) -> LaunchError:
+    """Why the launch is over, in the child's own words if it had any."""
+    if child.last_error:
+        return LaunchError(problem=f"{child.name}: {child.last_error}")
+    return LaunchError(
+        problem=f"{child.name} {how_it_ended(code)}; its log, above, may say why "
+        "(--log-level info shows more)"
+    )
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code, negative for a signal, in words."""
+    if code == EXIT_ADDRESS_TAKEN:
+        return "found its address taken"
+    return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

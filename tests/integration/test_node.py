@@ -1,0 +1,47 @@
+"""`stagemesh node`: the workers of one machine under one supervisor."""
+
+import signal
+from pathlib import Path
+
+from stagemesh import Client, GenerationRequest, TokenIds
+from stagemesh.ports import reserve
+from tests.integration.processes import Mesh, assert_all_end, running_command
+from tests.integration.tiny_chat import MODEL_NAME, make_tiny_chat
+
+REQUEST = GenerationRequest(prompts=(TokenIds((5, 6, 7)),), max_tokens=8, ignore_eos=True)
+
+
+def test_node_runs_its_workers_and_starts_a_dead_one_again(tmp_path: Path) -> None:
+    model = make_tiny_chat(tmp_path / MODEL_NAME)
+    door, http, mesh_address = (reserve("127.0.0.1:0") for _ in range(3))
+    coordinator = ("coordinator", str(model.model.folder), "--pp", "2", "--kv-memory", "64MiB")
+    doors = ("--grpc", door, "--http", http, "--mesh", mesh_address)
+    node = ("node", "--coordinator", mesh_address, "--workers", "2", "--threads", "1")
+    with (
+        running_command(*coordinator, *doors) as command,
+        running_command(*node, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0") as workers,
+    ):
+        command.log.wait_for("replica_serving")
+        mesh = Mesh(command, door, http)
+        before = mesh.ask(REQUEST).token_ids()
+        died, stays = workers.descendants()
+        died.kill()
+        workers.log.wait_for("was killed by signal 9; starting it again")
+        assert mesh.ask(REQUEST).token_ids() == before
+        with Client(door) as client:
+            pids = {worker.pid for worker in client.state().workers}
+        assert stays.pid in pids
+        assert died.pid not in pids
+        children = workers.descendants()
+        workers.signal(signal.SIGTERM)
+        assert workers.wait() == 0
+        assert_all_end(children)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 0
+
+
+def test_node_that_cannot_listen_where_it_is_told_says_so() -> None:
+    node = ("node", "--coordinator", "127.0.0.1:1", "--listen", "127.0.0.1:0")
+    with running_command(*node, "--metrics", "192.0.2.1:9101") as command:
+        assert command.wait() == 3
+        assert "192.0.2.1:9101" in "\n".join(command.log.lines)
