@@ -22,7 +22,9 @@ AUTHORIZATION: Final = "authorization"
 
 # Probes must not fail for want of a key, and reflection tells what everybody may read in protos/.
 _OPEN_SERVICES: Final = (health.SERVICE_NAME, reflection.SERVICE_NAME)
-_OPEN_PATHS: Final = ("/health", "/ready")
+_OPEN_PATHS: Final = ("/health", "/ready", "/")
+# The page's files; it asks its user for the key that its calls need.
+_OPEN_FOLDER: Final = "/live/"
 # Open unless the options say otherwise: what operators and their tools ask.
 _STATE_SERVICES: Final = (mesh_pb2.DESCRIPTOR.services_by_name["Operations"].full_name,)
 _STATE_PATHS: Final = ("/metrics", "/sd", "/state", "/version")
@@ -41,7 +43,8 @@ class HttpGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One exchange; raises `UnauthenticatedError`."""
-        if scope["path"] not in self._open:
+        path = scope["path"]
+        if path not in self._open and not path.startswith(_OPEN_FOLDER):
             scope["state"]["tenant"] = self._keys.tenant(Headers(scope=scope).get(AUTHORIZATION))
         await self._app(scope, receive, send)
 

@@ -63,7 +63,8 @@ class CoordinatorOptions:
     # Pause before a replica is formed again, doubled with each failure in a row.
     backoff_seconds: float = 0.2
     max_backoff_seconds: float = 5.0
-    # The largest body of an HTTP request.
+    # The largest request, a body or a message. Decoding one takes the event loop up to some 20 ms
+    # for each MiB of what is mostly structure.
     max_request_bytes: int = 4 * 2**20
     # Origins whose web pages may call the HTTP door from a browser; `*` is all.
     cors_origins: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from coordinator.mesh_service import MeshService
 from coordinator.operations import OperationsService
 from coordinator.options import CoordinatorOptions
 from coordinator.service import InferenceService
+from coordinator.size_guard import SizeGuard
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime import process, rpc
 from runtime.call_metrics import count_calls
@@ -135,8 +136,12 @@ async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthSer
 def _make_door(
     coordinator: Coordinator, health_servicer: health.aio.HealthServicer
 ) -> grpc.aio.Server:
-    guard = GrpcGuard(coordinator.keys, coordinator.options.protect_state)
-    door = rpc.make_server(guard, count_call=count_calls(coordinator.metrics))
+    options = coordinator.options
+    door = rpc.make_server(
+        GrpcGuard(coordinator.keys, options.protect_state),
+        SizeGuard(options.max_request_bytes),
+        count_call=count_calls(coordinator.metrics),
+    )
     inference_pb2_grpc.add_InferenceServicer_to_server(
         InferenceService(coordinator.admission), door
     )

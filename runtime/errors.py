@@ -380,11 +380,11 @@ class MethodNotAllowedError(BadRequestError):
 
 @dataclass(eq=False, kw_only=True)
 class RequestTooLargeError(BadRequestError):
-    """Raised when an HTTP request's body exceeds the limit."""
+    """Raised when a request's body or message exceeds the limit of its door."""
 
     code = "request_too_large"
     http_status = 413
-    template = "the body exceeds {max_bytes:,} bytes; send less, or raise --max-request-size"
+    template = "the request exceeds {max_bytes:,} bytes; send less, or raise --max-request-size"
     max_bytes: int
 
 

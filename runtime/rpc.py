@@ -196,7 +196,7 @@ def _guard(handler: Any, method: str, count_call: CallCounter) -> Any:
 
     async def answer(request: Any, context: Context) -> Any:
         try:
-            if isinstance(request, DecodeError):
+            if isinstance(request, DecodeError | StagemeshError):
                 raise request
             if not writes:
                 return await behaviour(request, context)
@@ -223,14 +223,14 @@ def _guard(handler: Any, method: str, count_call: CallCounter) -> Any:
 
 
 def _keeping_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Hands a request that is no protobuf to the handler, where else gRPC logs a traceback."""
+    """Hands why a request cannot be read to the handler, where else gRPC logs a traceback."""
     if deserialize is None:
         return None
 
     def keep(data: bytes) -> Any:
         try:
             return deserialize(data)
-        except DecodeError as error:
+        except (DecodeError, StagemeshError) as error:
             return error
 
     return keep

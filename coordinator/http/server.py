@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
+from coordinator.http.protocol import DoorProtocol
 from runtime import rpc
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class HttpServer:
         """`grace_seconds` is what running responses get at the end."""
         config = Config(
             app,
-            http="h11",
+            http=DoorProtocol,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             ws="none",
             lifespan="off",

@@ -192,7 +192,7 @@ class AddressOptions:
     """The door for workers."""
 
     max_request_size: Size = 4 * 2**20
-    """Largest body of an HTTP request, as 4MiB."""
+    """Largest request at either door, as 4MiB."""
 
     cors_origins: Origins | None = None
     """Web pages of these origins, as https://a.org, may call the HTTP door; * is all."""

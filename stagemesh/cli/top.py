@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from runtime.errors import InvalidRequestError
-from stagemesh.cli.options import Address
+from stagemesh.cli.options import Address, ApiKey
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.rpc_error import StagemeshRpcError
 from stagemesh.state import MeshState
@@ -21,6 +21,7 @@ from stagemesh.top import picture
 def top(
     *,
     target: Address = DEFAULT_TARGET,
+    api_key: ApiKey = None,
     interval: Annotated[float, Parameter(validator=Number(gt=0))] = 1.0,
 ) -> None:
     """Watch a mesh: replicas, stages, queue, tokens per second; Ctrl-C ends it.
@@ -32,6 +33,8 @@ def top(
     ----------
     target
         The door of the mesh.
+    api_key
+        The key that the door asks for; others cannot see its environment variable.
     interval
         Seconds from one picture to the next.
     """
@@ -39,7 +42,10 @@ def top(
     if not console.is_terminal:
         problem = "needs a terminal; for programs there is `stagemesh status --json`"
         raise InvalidRequestError(field="top", problem=problem)
-    with Client(target) as client, Live(console=console, screen=True, auto_refresh=False) as live:
+    with (
+        Client(target, api_key=api_key) as client,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
         before: MeshState | None = None
         while True:
             screen, before = _next(client, before)

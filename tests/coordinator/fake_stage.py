@@ -48,11 +48,15 @@ class Slots:
         self.num_logprobs: dict[int, int] = {}
         # How every sequence so far is drawn, in the order in which they came.
         self.samplings: list[SlotSampling] = []
+        # Set once slots were open and all of them are released.
+        self.emptied = asyncio.Event()
 
     def apply(self, step: Step) -> list[int]:
         """Takes a step in as a stage must; returns the slots that sample."""
         for slot in step.released_slots:
             del self.tokens[slot], self.blocks[slot], self.num_logprobs[slot]
+        if step.released_slots and not self.tokens:
+            self.emptied.set()
         for opening in step.opened_slots:
             assert opening.slot not in self.tokens, f"slot {opening.slot} is open"
             self.tokens[opening.slot] = list(opening.cached_token_ids)

@@ -29,7 +29,7 @@ PROTECTED = (
     ("GET", "/nothing"),
 )
 STATE = (("GET", "/metrics"), ("GET", "/sd"), ("GET", "/state"), ("GET", "/version"))
-OPEN = (("GET", "/health"), ("GET", "/ready"))
+OPEN = (("GET", "/health"), ("GET", "/ready"), ("GET", "/"), ("GET", "/live/main.js"))
 
 
 class Keys:

@@ -106,3 +106,17 @@ async def test_errors_tell_their_details_to_grpc_clients(toy_folder: Path) -> No
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     status.details[1].Unpack(bad := BadRequest())
     assert [violation.field for violation in bad.field_violations] == ["top_p"]
+
+
+async def test_message_beyond_the_limit_is_refused_before_it_is_decoded(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, max_request_bytes=1000) as mesh:
+        await mesh.until_ready()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(mesh.infer(token_request((5,) * 2000)))
+        code, message = error_from_rpc(caught.value)
+        assert (caught.value.code(), code) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "request_too_large",
+        )
+        assert "1,000 bytes" in message
+        assert (await collect(mesh.infer(token_request(PROMPT))))[0].tokens

@@ -103,7 +103,7 @@ async def test_body_without_a_length_is_cut_at_the_limit(toy_folder: Path) -> No
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "unknown_route"),
+        ("GET", "/nothing", 404, "unknown_route"),
         ("GET", "/v1/model", 404, "unknown_route"),
         ("GET", "/v1/models/", 404, "unknown_route"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),

@@ -1,0 +1,37 @@
+"""Owns the limit of a gRPC call's message, which is refused before it is decoded."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from runtime.errors import RequestTooLargeError
+
+
+class SizeGuard(grpc.aio.ServerInterceptor):
+    """Refuses large messages, because decoding one holds up the event loop, and every thread.
+
+    gRPC's own limit, which is higher and covers what the mesh sends, ends calls without our error.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The call's own handler, with a decoder that raises `RequestTooLargeError`."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        decode = handler.request_deserializer
+
+        def decode_small(data: bytes) -> Any:
+            if len(data) > self._max_bytes:
+                raise RequestTooLargeError(max_bytes=self._max_bytes)
+            return decode(data)
+
+        return handler._replace(request_deserializer=decode_small)
