@@ -31,7 +31,7 @@ from stage_worker.model.decoder import Decoder, LayerRange
 from stage_worker.sampling import Draw, sample
 from stage_worker.slot_table import SlotLimits, SlotTable
 from stage_worker.step_plan import StepPlan, StepPlanner
-from stage_worker.weights import DTYPES, BytesProgress, WeightReader
+from stage_worker.weights import DTYPES, BytesProgress, read_measured
 
 _DEFAULT_KV_BYTES = 2**30
 _MAX_LOGITS = 2**24
@@ -110,23 +110,17 @@ class Stage:
         torch.set_num_threads(spec.num_threads)
         config = load_model_config(checkpoint.folder)
         part = LayerRange(spec.first_layer, spec.num_layers, spec.is_first, spec.is_last)
-        dtype, device = DTYPES[spec.dtype], torch.device(spec.device)
         shares = RankShares.of(config, spec.rank, spec.tp_size)
         with torch.inference_mode():
-            meter = WeightReader(
-                checkpoint, dtype=dtype, device=torch.device("meta"), progress=progress
-            )
-            Decoder.load(meter, config, part, shares, spec.max_model_len)
-            reader = WeightReader(
+            decoder, weights_bytes = read_measured(
                 checkpoint,
-                dtype=dtype,
-                device=device,
+                lambda reader: Decoder.load(reader, config, part, shares, spec.max_model_len),
+                dtype=DTYPES[spec.dtype],
+                device=torch.device(spec.device),
                 progress=progress,
-                total_bytes=meter.read_bytes,
             )
-            decoder = Decoder.load(reader, config, part, shares, spec.max_model_len)
         tokenizer = GrammarTokenizer(checkpoint.folder, config.vocab_size, config.eos_token_ids)
-        return cls(spec, config, decoder, reader.loaded_bytes, tokenizer)
+        return cls(spec, config, decoder, weights_bytes, tokenizer)
 
     @property
     def num_slots_used(self) -> int:
@@ -183,8 +177,6 @@ class Stage:
         Any error ends the epoch.
         """
         self._admit(step, hidden_TW)
-        if self.spec.is_last and self.spec.rank == 0:
-            self._matchers.apply(step)
         if not step.chunks:
             return StageOutput(None, ())
         assert self._planner is not None
@@ -230,6 +222,8 @@ class Stage:
         try:
             self._slots.apply(step)
             self._check_input(step, hidden_TW)
+            if self.spec.is_last and self.spec.rank == 0:
+                self._matchers.apply(step)
         except StagemeshError as error:
             refusal = error
         self._group.agree(step, refusal)

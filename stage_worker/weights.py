@@ -11,12 +11,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from runtime.checkpoint import Checkpoint, TensorInfo
 from runtime.errors import CheckpointError
+
+_T = TypeVar("_T")
 
 BytesProgress = Callable[[int, int], None]
 """Called with bytes done and bytes in total."""
@@ -147,3 +150,20 @@ class WeightReader:
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(folder=str(self._checkpoint.folder), problem=problem)
+
+
+def read_measured(
+    checkpoint: Checkpoint,
+    load: Callable[[WeightReader], _T],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: BytesProgress,
+) -> tuple[_T, int]:
+    """What `load` reads, and its bytes in memory; it runs twice, the first time to measure."""
+    meter = WeightReader(checkpoint, dtype=dtype, device=torch.device("meta"), progress=progress)
+    load(meter)
+    reader = WeightReader(
+        checkpoint, dtype=dtype, device=device, progress=progress, total_bytes=meter.read_bytes
+    )
+    return load(reader), reader.loaded_bytes

@@ -1,4 +1,4 @@
-"""The whole matrix of splits and microbatchings in memory: Transformers is the oracle."""
+"""The whole matrix of splits, ranks and microbatchings in memory: Transformers is the oracle."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.step import SlotSampling
-from stage_worker.stage import Stage
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages
+from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_ranked
+from tests.stage_worker.ranked_stage import RankedStage
 from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
 from tests.tiny_models import TINY_LLAMAS, TinyModel, make_tiny_llama
 
@@ -18,7 +18,7 @@ SPLITS = ((4,), (2, 2), (1, 3), (1, 2, 1), (2, 1, 1), (1, 1, 1, 1))
 PROMPT_LENGTHS = (1, 33, 7, 120, 8)
 
 MakeModel = Callable[[str], TinyModel]
-MakeStages = Callable[[str, Sequence[int]], list[Stage]]
+MakeStages = Callable[..., list[RankedStage]]
 
 
 @pytest.fixture(scope="module")
@@ -35,22 +35,24 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 
 @pytest.fixture(scope="module")
 def make_stages(make_model: MakeModel) -> MakeStages:
-    loaded: dict[tuple[str, tuple[int, ...]], list[Stage]] = {}
+    loaded: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[RankedStage]] = {}
 
-    def make(name: str, split: Sequence[int]) -> list[Stage]:
+    def make(
+        name: str, split: Sequence[int], tp_sizes: Sequence[int] | None = None
+    ) -> list[RankedStage]:
         model = make_model(name)
         extra = model.num_layers - sum(split)
         counts = (*split[:-1], split[-1] + extra)
-        key = (name, counts)
+        key = (name, counts, tuple(tp_sizes or [1] * len(split)))
         if key not in loaded:
-            loaded[key] = load_stages(model.folder, counts)
+            loaded[key] = load_ranked(model.folder, counts, tp_sizes=key[2])
         return loaded[key]
 
     return make
 
 
 @contextmanager
-def open_pipeline(stages: list[Stage]) -> Iterator[LocalPipeline]:
+def open_pipeline(stages: list[RankedStage]) -> Iterator[LocalPipeline]:
     pipeline = LocalPipeline(stages)
     yield pipeline
     pipeline.close()
@@ -96,6 +98,9 @@ def test_stage_any_microbatching_matches_transformers(
 ) -> None:
     name = data.draw(st.sampled_from(sorted(TINY_LLAMAS)))
     split = data.draw(st.sampled_from(SPLITS))
+    most_ranks = TINY_LLAMAS[name].num_kv_heads
+    ranks = st.lists(st.integers(1, most_ranks), min_size=len(split), max_size=len(split))
+    tp_sizes = data.draw(ranks)
     lengths = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=7))
     starts = data.draw(st.lists(st.integers(0, 12), min_size=len(lengths), max_size=len(lengths)))
     chunk_sizes = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=6))
@@ -104,7 +109,7 @@ def test_stage_any_microbatching_matches_transformers(
         for seed, (length, start) in enumerate(zip(lengths, starts, strict=True))
     ]
     sizes = (size for sizes in repeat(chunk_sizes) for size in sizes)
-    with open_pipeline(make_stages(name, split)) as pipeline:
+    with open_pipeline(make_stages(name, split, tp_sizes)) as pipeline:
         assert_all_match(make_model(name), requests, pipeline, sizes)
 
 
@@ -116,7 +121,8 @@ def test_stage_same_request_alone_and_in_a_batch_draws_the_same_tokens(
     others = [Request(make_prompt(n, n), num_tokens=9, start=n % 5) for n in (3, 50, 12, 90)]
     tokens = []
     for split, batch in (((4,), [request]), ((1, 3), [request, *others]), ((2, 2), [request])):
-        with open_pipeline(make_stages("tied_gqa", split)) as pipeline:
+        tp_sizes = range(1, len(split) + 1)
+        with open_pipeline(make_stages("tied_gqa", split, tp_sizes)) as pipeline:
             sampled = pipeline.generate(batch, repeat(16))[0]
         tokens.append([token.token_id for token in sampled])
     assert tokens[0] == tokens[1] == tokens[2]
