@@ -161,9 +161,17 @@ def read_measured(
     progress: BytesProgress,
 ) -> tuple[_T, int]:
     """What `load` reads, and its bytes in memory; it runs twice, the first time to measure."""
-    meter = WeightReader(checkpoint, dtype=dtype, device=torch.device("meta"), progress=progress)
-    load(meter)
+    total_bytes = _measure(checkpoint, load, dtype)
     reader = WeightReader(
-        checkpoint, dtype=dtype, device=device, progress=progress, total_bytes=meter.read_bytes
+        checkpoint, dtype=dtype, device=device, progress=progress, total_bytes=total_bytes
     )
     return load(reader), reader.loaded_bytes
+
+
+def _measure(checkpoint: Checkpoint, load: Callable[[WeightReader], _T], dtype: torch.dtype) -> int:
+    """Bytes that `load` reads. What it makes meanwhile is gone before anything is read."""
+    meter = WeightReader(
+        checkpoint, dtype=dtype, device=torch.device("meta"), progress=lambda done, total: None
+    )
+    load(meter)
+    return meter.read_bytes
