@@ -1,13 +1,15 @@
 """Makes one microbatch: carries a policy's wishes out as far as slots, blocks and limits allow.
 
-Decodes go first, then prompts that have begun, then waiting ones in first-come order. It is the
-only place where sequences get blocks, and where they lose them to others (preemption).
+Decodes go first, then prompts, those that have begun and those in line, the most urgent first. It
+is the only place where sequences get blocks, and where they lose them to others (preemption).
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from runtime.step import SequenceChunk, SlotOpening, Step
+from scheduler.fair_share import FairShare
 from scheduler.feedback import StepWork
 from scheduler.limits import SchedulerLimits
 from scheduler.policy import Policy, SchedulerView
@@ -16,8 +18,16 @@ from scheduler.residences import Residences
 from scheduler.sequence import Phase, TrackedSequence
 from scheduler.steps_in_flight import Draw
 
-MAX_PUT_OFF = 64
+MAX_PUT_OFF = 16
 """So many that wait for another's prompt are passed over, so that a step's time has a bound."""
+
+
+def _dispensability(sequence: TrackedSequence) -> tuple[int, int, int]:
+    """Sorts last who is preempted first: the lowest rank, the latest deadline, the cheapest.
+
+    Deadlines within a second of each other count as one.
+    """
+    return (sequence.rank, int(sequence.due_key[0]), -sequence.num_sent)
 
 
 class MicrobatchDraft:
@@ -90,13 +100,18 @@ class Batcher:
         policy: Policy,
         queues: SequenceQueues,
         residences: Residences,
+        shares: FairShare,
         view: SchedulerView,
+        line: Sequence[TrackedSequence],
     ) -> None:
+        """`line` are those that wait and for whom there is memory, in the order of their turn."""
         self._limits = limits
         self._policy = policy
         self._queues = queues
         self._residences = residences
+        self._shares = shares
         self._view = view
+        self._line = line
         self.draft = MicrobatchDraft()
         self.num_preempted = 0
         self.num_queried_tokens = 0
@@ -105,10 +120,9 @@ class Batcher:
         self._prompts: list[TrackedSequence] = []
 
     def fill(self) -> MicrobatchDraft:
-        """Takes decodes, goes on with prompts, admits new ones; returns the draft."""
+        """Takes decodes, then prompts that have begun and waiting ones; returns the draft."""
         self._take_decodes()
-        self._go_on_with_prompts()
-        self._admit_waiting()
+        self._take_prompts()
         return self.draft
 
     def _take_decodes(self) -> None:
@@ -137,17 +151,20 @@ class Batcher:
         self._queues.move(sequence, Phase.SAMPLING)
 
     def _find_block(self, sequence: TrackedSequence) -> bool:
-        """Whether a block is free, if need be by preempting the newest running sequence.
+        """Whether a block is free, if need be by preempting those that are less urgent.
 
-        Only newer ones are preempted and none that this microbatch holds, so the oldest always
-        gets on: whoever is newer and in this microbatch can be preempted by the next.
+        None that this microbatch holds is preempted, so the most urgent always gets on: whoever is
+        less so and in this microbatch can be preempted by the next.
         """
         while self._residences.num_blocks_free == 0:  # blocks that others share stay taken
-            candidates = [other for other in self._queues.running() if other not in self.draft]
-            newest = max(candidates, key=lambda other: other.age_key)
-            if newest is sequence:
+            victims = [
+                other
+                for other in self._queues.running()
+                if other.urgency_key > sequence.urgency_key and other not in self.draft
+            ]
+            if not victims:
                 return False
-            self._preempt(newest)
+            self._preempt(max(victims, key=_dispensability))
         return True
 
     def _preempt(self, sequence: TrackedSequence) -> None:
@@ -160,38 +177,38 @@ class Batcher:
         self._queues.move(sequence, Phase.WAITING)
         self.num_preempted += 1
 
-    def _go_on_with_prompts(self) -> None:
-        for sequence in self._queues.of(Phase.PREFILL):
+    def _take_prompts(self) -> None:
+        """Goes on with prompts and opens slots for those in line, the most urgent first.
+
+        Nobody overtakes the first in line who finds no room. A block is spared for every ready
+        decode that needs one, so that none is preempted for it.
+        """
+        begun = deque(self._queues.by_urgency(Phase.PREFILL))
+        line = deque(self._line)
+        num_spare_blocks = self._num_blocks_short() if line else 0
+        num_put_off = 0
+        while begun or line:
+            if begun and not (line and line[0].urgency_key < begun[0].urgency_key):
+                sequence, cached = begun.popleft(), None
+            else:
+                sequence = line.popleft()
+                cached = self._residences.find_cached(sequence)
+                if self._is_being_computed(sequence, len(cached)):
+                    num_put_off += 1
+                    if num_put_off == MAX_PUT_OFF:
+                        line.clear()
+                    continue
+                if not self._residences.can_open(sequence, num_spare_blocks):
+                    line.clear()
+                    continue
             num_tokens = self._chunk_tokens(sequence)
             if num_tokens == 0:
                 break
-            self._take_prompt(sequence, num_tokens, ())
+            new_block_ids = () if cached is None else self._admit(sequence, cached)
+            self._take_prompt(sequence, num_tokens, new_block_ids)
 
-    def _admit_waiting(self) -> None:
-        """Opens slots for those who came first; nobody overtakes the first who finds no room.
-
-        A block is spared for every ready decode that needs one, so that none is preempted for it.
-        Whose beginning is just being computed for another waits for that, and delays nobody.
-        """
-        waiting = self._queues.admissible()
-        num_spare_blocks = self._num_blocks_short() if waiting else 0
-        num_put_off = 0
-        for sequence in waiting:
-            cached = self._residences.find_cached(sequence)
-            if self._is_being_computed(sequence, len(cached)):
-                num_put_off += 1
-                if num_put_off == MAX_PUT_OFF:
-                    break
-                continue
-            num_tokens = self._chunk_tokens(sequence)
-            if num_tokens == 0 or not self._residences.can_open(sequence, cached, num_spare_blocks):
-                break
-            self._admit(sequence, cached)
-            residence = sequence.residence
-            assert residence is not None
-            self._take_prompt(sequence, num_tokens, tuple(residence.block_ids[len(cached) :]))
-
-    def _admit(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> None:
+    def _admit(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> tuple[int, ...]:
+        """Opens a slot; returns the blocks that are the sequence's own."""
         residence = self._residences.open(sequence, cached)
         self._queues.move(sequence, Phase.PREFILL)
         self.draft.openings.append(
@@ -202,8 +219,12 @@ class Batcher:
                 cached,
             )
         )
+        if not sequence.is_charged:  # once: being preempted is not the tenant's fault
+            self._shares.admit(sequence.request.tenant, sequence.num_unsent)
+            sequence.is_charged = True
         self.num_queried_tokens += len(sequence.token_ids)
         self.num_hit_tokens += residence.num_sent
+        return tuple(residence.block_ids[len(cached) :])
 
     def _is_being_computed(self, sequence: TrackedSequence, num_cached: int) -> bool:
         """Whether another's prompt, under way or in this microbatch, fills its next block alike."""

@@ -64,7 +64,9 @@ class SchedulerView:
     """The scheduler's state before a microbatch is made; `now` is in seconds.
 
     `ready` are the decodes that may run, the one that waited longest first; `num_decoding` counts
-    those and the ones whose token is in flight. `in_flight` are the steps that are out.
+    those and the ones whose token is in flight. `in_flight` are the steps that are out. `waiting`
+    holds those that get a slot first, in that order; the first `num_admissible` of them find
+    memory to their ends, by what is known now, and the others wait for that whatever is decided.
     """
 
     now: float
@@ -76,6 +78,12 @@ class SchedulerView:
     ready: Sequence[SequenceView]
     prefilling: Sequence[SequenceView]
     waiting: Sequence[SequenceView]
+    num_admissible: int
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether there are prompt tokens that may be computed now."""
+        return bool(self.prefilling) or self.num_admissible > 0
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -104,7 +112,7 @@ class Policy(Protocol):
     ) -> int:
         """How many of a sequence's unsent prompt tokens the microbatch shall take besides.
 
-        Asked in first-come order; 0 closes the microbatch. `choose_decodes` was asked before.
+        Asked in the order of urgency; 0 closes the microbatch. `choose_decodes` was asked before.
         """
 
     def complete(self, sent: SentStep, now: float) -> None:

@@ -1,9 +1,14 @@
 """Owns which phase each unfinished sequence is in, and the order within a phase.
 
-Every queue is a dict in order of entry, so that leaving from the middle costs nothing.
+Every queue but the waiting line is a dict in order of entry, so that leaving from the middle costs
+nothing.
 """
 
+from itertools import islice
+
+from scheduler.fair_share import FairShare
 from scheduler.sequence import Phase, TrackedSequence
+from scheduler.waiting_line import WaitingLine
 
 ENTERED_FROM: dict[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.PREFILL, Phase.SAMPLING, Phase.READY}),  # preempted
@@ -14,17 +19,20 @@ ENTERED_FROM: dict[Phase, frozenset[Phase]] = {
 
 
 class SequenceQueues:
-    """One queue per phase. WAITING is first come first, the others in order of entry."""
+    """The waiting line, and one queue for each of the other phases."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: FairShare) -> None:
         # The one sequence that may get a slot; None: every one may.
         self.alone: int | None = None
-        self._queues: dict[Phase, dict[int, TrackedSequence]] = {phase: {} for phase in Phase}
+        self._waiting = WaitingLine(shares)
+        self._queues: dict[Phase, dict[int, TrackedSequence]] = {
+            phase: {} for phase in Phase if phase is not Phase.WAITING
+        }
 
     def add(self, sequence: TrackedSequence) -> None:
         """Takes in a new sequence, which waits."""
         sequence.phase = Phase.WAITING
-        self._enter(sequence)
+        self._waiting.add(sequence)
 
     def move(self, sequence: TrackedSequence, phase: Phase) -> None:
         """Puts a sequence into another phase."""
@@ -33,51 +41,51 @@ class SequenceQueues:
         )
         self.remove(sequence)
         sequence.phase = phase
-        self._enter(sequence)
+        if phase is Phase.WAITING:
+            self._waiting.add(sequence)
+        else:
+            self._queues[phase][sequence.sequence_id] = sequence
 
     def remove(self, sequence: TrackedSequence) -> None:
         """Forgets a sequence."""
-        del self._queues[sequence.phase][sequence.sequence_id]
+        if sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            del self._queues[sequence.phase][sequence.sequence_id]
 
     def of(self, phase: Phase) -> tuple[TrackedSequence, ...]:
-        """The sequences of one phase, in order."""
+        """The sequences of one phase that hold a slot, in order of entry."""
         return tuple(self._queues[phase].values())
 
-    def admissible(self) -> tuple[TrackedSequence, ...]:
-        """The waiting sequences that may get a slot, in order."""
-        waiting = self.of(Phase.WAITING)
-        if self.alone is None:
-            return waiting
-        return tuple(each for each in waiting if each.sequence_id == self.alone)
+    def by_urgency(self, phase: Phase) -> list[TrackedSequence]:
+        """The same, the most urgent first."""
+        return sorted(self._queues[phase].values(), key=lambda sequence: sequence.urgency_key)
+
+    def next_in_line(self, now: float, most: int) -> tuple[TrackedSequence, ...]:
+        """The waiting sequences that get a slot first, at most so many, in that order."""
+        line = self._waiting.in_order(now) if self._waiting else iter(())
+        if self.alone is not None:
+            line = (sequence for sequence in line if sequence.sequence_id == self.alone)
+        return tuple(islice(line, most))
 
     def count(self, phase: Phase) -> int:
         """How many sequences are in a phase."""
-        return len(self._queues[phase])
+        return len(self._waiting) if phase is Phase.WAITING else len(self._queues[phase])
 
     def running(self) -> list[TrackedSequence]:
         """All sequences that hold a slot."""
-        phases = (Phase.PREFILL, Phase.SAMPLING, Phase.READY)
-        return [sequence for phase in phases for sequence in self._queues[phase].values()]
-
-    def _enter(self, sequence: TrackedSequence) -> None:
-        queue = self._queues[sequence.phase]
-        newest = None
-        if sequence.phase is Phase.WAITING:
-            newest = next(reversed(queue.values()), None)
-        queue[sequence.sequence_id] = sequence
-        if newest is not None and sequence.age_key < newest.age_key:
-            ordered = sorted(queue.values(), key=lambda waiting: waiting.age_key)
-            self._queues[sequence.phase] = {waiting.sequence_id: waiting for waiting in ordered}
+        return [sequence for queue in self._queues.values() for sequence in queue.values()]
 
     def check_integrity(self) -> None:
         """Asserts that every sequence is in the queue of its phase and fits that phase."""
-        ids = [sequence_id for queue in self._queues.values() for sequence_id in queue]
+        self._waiting.check_integrity()
+        queues = {phase: tuple(queue.values()) for phase, queue in self._queues.items()}
+        queues[Phase.WAITING] = tuple(self._waiting)
+        ids = [sequence.sequence_id for queue in queues.values() for sequence in queue]
         assert len(ids) == len(set(ids)), f"a sequence is in two queues: {sorted(ids)}"
-        keys = [sequence.age_key for sequence in self.of(Phase.WAITING)]
-        assert keys == sorted(keys), f"waiting out of order: {keys}"
-        for phase, queue in self._queues.items():
-            for sequence_id, sequence in queue.items():
-                name = f"sequence {sequence_id} in {phase.name}"
+        for phase, queue in queues.items():
+            for sequence in queue:
+                name = f"sequence {sequence.sequence_id} in {phase.name}"
                 assert sequence.phase is phase, f"{name} says it is in {sequence.phase.name}"
                 has_slot = sequence.residence is not None
                 assert has_slot is (phase is not Phase.WAITING), f"{name}: slot is {has_slot}"

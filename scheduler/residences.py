@@ -41,6 +41,17 @@ class Residences:
         return self._blocks.num_free
 
     @property
+    def capacity_tokens(self) -> float:
+        """Positions that sequences may hold together, as if each had all of its blocks alone.
+
+        Half of each one's last block is taken to be empty.
+        """
+        residences = [holder.residence for holder in self._holders.values()]
+        num_held = sum(len(residence.block_ids) for residence in residences if residence)
+        num_blocks = self._limits.num_blocks + num_held - self._blocks.num_used
+        return self._limits.block_size * (num_blocks - len(residences) / 2)
+
+    @property
     def num_slots_used(self) -> int:
         """Slots that sequences hold."""
         return len(self._holders)
@@ -72,6 +83,7 @@ class Residences:
                 break
             found.append(block_id)
         sequence.num_cached = len(found) * block_size
+        sequence.num_shared = sum(map(self._blocks.is_held, found)) * block_size
         return tuple(found)
 
     def may_share(self, sequence: TrackedSequence, index: int) -> bool:
@@ -85,12 +97,13 @@ class Residences:
         known = len(sequence.token_ids)
         return self._limits.blocks_for(min(known + 1, sequence.final_len - 1))
 
-    def can_open(
-        self, sequence: TrackedSequence, cached: tuple[int, ...], num_spare_blocks: int
-    ) -> bool:
-        """Whether a slot and blocks for it are free, with so many blocks left over."""
-        num_held = sum(map(self._blocks.is_held, cached))
-        needed = self.blocks_to_open(sequence) - num_held + num_spare_blocks
+    def can_open(self, sequence: TrackedSequence, num_spare_blocks: int) -> bool:
+        """Whether a slot and blocks for it are free, with so many blocks left over.
+
+        `find_cached` was asked just before.
+        """
+        num_shared = sequence.num_shared // self._limits.block_size
+        needed = self.blocks_to_open(sequence) - num_shared + num_spare_blocks
         return self.num_slots_free > 0 and needed <= self._blocks.num_free
 
     def open(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> Residence:

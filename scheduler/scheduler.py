@@ -11,14 +11,21 @@ from collections.abc import Sequence
 from runtime.errors import NeverFitsError, PromptTooLongError, QueueFullError
 from runtime.step import SampledToken, Step
 from scheduler.batching import Batcher
+from scheduler.fair_share import OUTPUT_WEIGHT, FairShare
 from scheduler.feedback import StageRecord
 from scheduler.insight import SchedulerInsight
 from scheduler.limits import SchedulerLimits
+from scheduler.memory_forecast import OutputLengths, num_admissible
 from scheduler.policy import Policy, SchedulerView
 from scheduler.queues import SequenceQueues
 from scheduler.residences import Residences
 from scheduler.sequence import Phase, SequenceRequest, TokenEvent, TrackedSequence
 from scheduler.steps_in_flight import StepsInFlight
+
+MAX_IN_VIEW = 256
+"""So many of those that wait are looked at for one step."""
+NUM_LOOKED_UP = 4
+"""For so many it counts at once that they share blocks with others."""
 
 
 class Scheduler:
@@ -31,6 +38,8 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, policy: Policy) -> None:
         self._policy = policy
         self._sequences: dict[int, TrackedSequence] = {}
+        self._shares = FairShare()
+        self._lengths = OutputLengths()
         self.num_preemptions = 0
         # Tokens of sequences that got a slot, and how many of them the prefix cache had.
         self.num_queried_tokens = 0
@@ -40,7 +49,7 @@ class Scheduler:
     def _start_epoch(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self._residences = Residences(limits)
-        self._queues = SequenceQueues()
+        self._queues = SequenceQueues(self._shares)
         self._in_flight = StepsInFlight()
         self._policy.start_epoch(limits)
 
@@ -127,7 +136,7 @@ class Scheduler:
         Tokens already reported stay and are computed again as part of the prompt, so each is
         reported once. Returns the ids of sequences that cannot fit the new limits; they are gone.
         """
-        sequences = sorted(self._sequences.values(), key=lambda sequence: sequence.age_key)
+        sequences = list(self._sequences.values())
         self._start_epoch(limits)
         return tuple(
             sequence.sequence_id for sequence in sequences if not self._wait_again(sequence)
@@ -142,10 +151,20 @@ class Scheduler:
         """
         if self.num_steps_in_flight >= self._limits.num_steps_in_flight:
             return None
-        view = self._view(now)
+        waiting = self._queues.next_in_line(now, MAX_IN_VIEW)
+        num_admissible = self._num_admissible(waiting[: self._residences.num_slots_free])
+        view = self._view(now, waiting, num_admissible)
         if self.num_steps_in_flight >= self._policy.num_steps_in_flight(view):
             return None
-        batcher = Batcher(self._limits, self._policy, self._queues, self._residences, view)
+        batcher = Batcher(
+            self._limits,
+            self._policy,
+            self._queues,
+            self._residences,
+            self._shares,
+            view,
+            waiting[:num_admissible],
+        )
         draft = batcher.fill()
         self.num_preemptions += batcher.num_preempted
         self.num_queried_tokens += batcher.num_queried_tokens
@@ -214,7 +233,9 @@ class Scheduler:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _view(self, now: float) -> SchedulerView:
+    def _view(
+        self, now: float, waiting: Sequence[TrackedSequence], num_admissible: int
+    ) -> SchedulerView:
         ready = self._queues.of(Phase.READY)
         return SchedulerView(
             now=now,
@@ -224,18 +245,30 @@ class Scheduler:
             num_blocks_free=self._residences.num_blocks_free,
             num_slots_free=self._residences.num_slots_free,
             ready=ready,
-            prefilling=self._queues.of(Phase.PREFILL),
-            waiting=self._queues.admissible(),
+            prefilling=self._queues.by_urgency(Phase.PREFILL),
+            waiting=waiting,
+            num_admissible=num_admissible,
         )
+
+    def _num_admissible(self, waiting: Sequence[TrackedSequence]) -> int:
+        if not waiting or self._residences.num_blocks_free == 0:
+            return 0
+        for sequence in waiting[:NUM_LOOKED_UP]:
+            self._residences.find_cached(sequence)
+        running = self._queues.running()
+        capacity_tokens = self._residences.capacity_tokens
+        return num_admissible(running, waiting, self._lengths, capacity_tokens)
 
     def _accept(self, sequence: TrackedSequence, token: SampledToken, now: float) -> TokenEvent:
         if token.problem:
             self._forget(sequence)
             return TokenEvent(sequence.sequence_id, token)
         finish_reason = sequence.accept(token.token_id, now)
+        self._shares.charge(sequence.request.tenant, OUTPUT_WEIGHT)
         if finish_reason is None:
             self._queues.move(sequence, Phase.READY)
         else:
+            self._lengths.add(sequence.num_generated)
             self._forget(sequence)
         return TokenEvent(sequence.sequence_id, token, finish_reason)
 

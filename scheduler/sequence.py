@@ -9,6 +9,9 @@ from enum import Enum, IntEnum, auto
 from runtime.step import SampledToken, SlotSampling
 from scheduler.block_hashes import BlockHashes
 
+DEFAULT_TTFT_SECONDS = 10.0
+"""What a prompt without a target is taken to be content with, so that it has a deadline too."""
+
 
 class FinishReason(Enum):
     """Why a sequence ended by itself; a cancelled one has no reason, because nobody listens."""
@@ -25,6 +28,10 @@ class SequenceRequest:
     unfinished. A token in `stop_ids` ends the sequence and is still reported. Only sequences of
     one `cache_salt` share cached blocks; one that does not read the cache (because it wants
     something of each of its positions) has all of them computed.
+
+    The lowest number of `priority` is served first, tenants get even shares, and the earliest
+    deadline comes first within both. Targets are seconds to the first token and from token to
+    token, None for the policy's own; `deadline`, on `arrival`'s clock, is for the whole answer.
     """
 
     sequence_id: int
@@ -35,6 +42,18 @@ class SequenceRequest:
     arrival: float
     cache_salt: str = ""
     reads_prefix_cache: bool = True
+    priority: int = 0
+    tenant: str = ""
+    ttft_target_seconds: float | None = None
+    tpot_target_seconds: float | None = None
+    deadline: float | None = None
+
+    @property
+    def first_token_due(self) -> float:
+        """When its first token is wanted; without a target, as if that were a common one."""
+        target = self.ttft_target_seconds
+        due = self.arrival + (DEFAULT_TTFT_SECONDS if target is None else target)
+        return due if self.deadline is None else min(due, self.deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +101,8 @@ class TrackedSequence:
     """An unfinished sequence; `token_ids` is the prompt, then every token that was reported.
 
     `final_len` is the number of tokens at which it ends for want of room or of permission.
-    `num_cached` is how many positions the prefix cache had when it was last looked at.
+    `num_cached` is how many positions the prefix cache had when it was last looked at, `num_shared`
+    how many of them others held, and `rank` its priority as aged then.
     """
 
     request: SequenceRequest
@@ -92,17 +112,24 @@ class TrackedSequence:
     residence: Residence | None = None
     first_token_at: float | None = None
     num_cached: int = 0
+    num_shared: int = 0
+    is_charged: bool = False
+    rank: int = field(init=False)
+    due_key: tuple[float, float, int] = field(init=False)
     sequence_id: int = field(init=False)  # the request's, kept here because every token asks often
     _hashes: BlockHashes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sequence_id = self.request.sequence_id
+        request = self.request
+        self.sequence_id = request.sequence_id
+        self.rank = request.priority
+        self.due_key = (request.first_token_due, request.arrival, request.sequence_id)
         self._hashes = BlockHashes(self.request.cache_salt)
 
     @property
-    def age_key(self) -> tuple[float, int]:
-        """Sorts first come first; equal arrivals by id."""
-        return (self.request.arrival, self.sequence_id)
+    def urgency_key(self) -> tuple[int, tuple[float, float, int]]:
+        """Sorts the most urgent first, without regard to tenants: by rank, then by deadline."""
+        return (self.rank, self.due_key)
 
     @property
     def num_sent(self) -> int:
@@ -127,7 +154,7 @@ class TrackedSequence:
         """Forgets where it lay; blocks may have another size from now on."""
         self.residence = None
         self.final_len = final_len
-        self.num_cached = 0
+        self.num_cached = self.num_shared = 0
         self._hashes = BlockHashes(self.request.cache_salt)
 
     def accept(self, token_id: int, now: float) -> FinishReason | None:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from scheduler.cycle_plan import (
     MIN_CHUNK_TOKENS,
@@ -40,7 +39,6 @@ MIN_STRETCH, MAX_STRETCH = 0.6, 2.0
 """Bounds of a cycle, in targets, that being behind or ahead can lead to."""
 PROMPT_SHARE = 8
 """One row in so many is kept for prompts while there are any: decodes never starve them."""
-MAX_PROMPTS_COUNTED = 256
 
 CPU_CORE = roofline(
     weights_bytes=2e9, bytes_per_second=1.3e10, flops_per_second=5e10, bytes_per_weight=4.0
@@ -81,7 +79,7 @@ class AdaptivePolicy:
 
     def num_steps_in_flight(self, view: SchedulerView) -> int:
         """As the plan of the cycle says; a new cycle begins when all its microbatches are back."""
-        has_prompts = bool(view.prefilling or view.waiting)
+        has_prompts = view.has_prompts
         if self._num_until_plan <= 0 or has_prompts != self._had_prompts:
             self._had_prompts = has_prompts
             self._make_plan(view)
@@ -91,7 +89,7 @@ class AdaptivePolicy:
         """An even share by predicted cost, less the rows that prompts are promised."""
         if self._is_fallback:
             return self._fallback.choose_decodes(view)
-        has_prompts = bool(view.prefilling or view.waiting)
+        has_prompts = view.has_prompts
         max_rows = self._max_rows
         promised = -(-max_rows // PROMPT_SHARE) if has_prompts else 0
         slowest = max(self._costs, key=lambda costs: costs.fixed)
@@ -225,7 +223,7 @@ def _next_plan(
 
 
 def _load(view: SchedulerView) -> CycleLoad:
-    """What there is to do now: of those that wait only who finds slot and blocks.
+    """What there is to do now: of those that wait only who finds slot and memory.
 
     While memory is what they wait for, longer chunks bring nothing, and a shorter cycle ends the
     running ones sooner.
@@ -234,12 +232,7 @@ def _load(view: SchedulerView) -> CycleLoad:
     ready_context = sum(sequence.num_sent for sequence in view.ready)
     mean_context = ready_context / num_ready if num_ready else 0.0
     line = list(view.prefilling)
-    num_free = view.num_blocks_free
-    for sequence in islice(view.waiting, min(view.num_slots_free, MAX_PROMPTS_COUNTED)):
-        num_free -= view.limits.blocks_for(sequence.num_unsent)
-        if num_free < 0:
-            break
-        line.append(sequence)
+    line += view.waiting[: view.num_admissible]
     num_prompt_tokens = sum(sequence.num_unsent for sequence in line)
     moments = sum(
         sequence.num_unsent * (sequence.num_sent + sequence.num_unsent / 2) for sequence in line

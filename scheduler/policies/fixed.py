@@ -20,7 +20,7 @@ class FixedPolicy(OpenLoopPolicy):
 
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
         """An even share of those that waited longest, less what prompts are promised."""
-        has_prompts = bool(view.prefilling or view.waiting)
+        has_prompts = view.has_prompts
         promised = -(-self._max_step_tokens // PREFILL_SHARE) if has_prompts else 0
         room = max(1, self._max_step_tokens - promised)
         share = even_share(view, self.num_steps_in_flight(view))

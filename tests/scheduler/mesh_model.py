@@ -20,6 +20,7 @@ from scheduler import (
     SequenceRequest,
     TokenEvent,
 )
+from scheduler.memory_forecast import NUM_TRUSTED
 
 VOCAB_SIZE = 11
 
@@ -56,6 +57,10 @@ def make_request(
     family: int | None = None,
     cache_salt: str = "",
     reads_prefix_cache: bool = True,
+    priority: int = 0,
+    tenant: str = "",
+    ttft_target_seconds: float | None = None,
+    deadline: float | None = None,
 ) -> SequenceRequest:
     """A request; `prompt` is its tokens or just how many, alike in those of one family."""
     if isinstance(prompt, int):
@@ -70,6 +75,10 @@ def make_request(
         arrival=float(sequence_id) if arrival is None else arrival,
         cache_salt=cache_salt,
         reads_prefix_cache=reads_prefix_cache,
+        priority=priority,
+        tenant=tenant,
+        ttft_target_seconds=ttft_target_seconds,
+        deadline=deadline,
     )
 
 
@@ -175,6 +184,7 @@ class Mesh:
 
     def __init__(self, limits: SchedulerLimits, policy: Policy | None = None) -> None:
         self.limits = limits
+        self.now = 0.0
         self.scheduler = Scheduler(limits, policy or FixedPolicy(limits.max_step_tokens))
         self.stage = StageModel(limits)
         self.requests: dict[int, SequenceRequest] = {}
@@ -189,6 +199,12 @@ class Mesh:
         self.requests[request.sequence_id] = request
         self.tokens[request.sequence_id] = []
 
+    def expect_short_answers(self) -> None:
+        """Teaches the scheduler that answers end at once, so that it admits more than will fit."""
+        for number in range(NUM_TRUSTED):
+            self.add(make_request(10_000 + number, prompt=[0], max_tokens=1))
+            self.finish()
+
     def cancel(self, sequence_id: int) -> None:
         """The client goes away: nothing may come for it from now on."""
         self.gone.add(sequence_id)
@@ -196,7 +212,7 @@ class Mesh:
 
     def send(self) -> Step | None:
         """Makes the next step and runs it; its result stays on the way."""
-        step = self.scheduler.schedule(now=0.0)
+        step = self.scheduler.schedule(self.now)
         if step is not None:
             self._results.append((step.number, self.stage.run(step)))
         return step
@@ -204,7 +220,7 @@ class Mesh:
     def receive(self) -> tuple[TokenEvent, ...]:
         """Delivers the oldest result on the way."""
         number, sampled = self._results.popleft()
-        events = self.scheduler.update(number, sampled, now=0.0)
+        events = self.scheduler.update(number, sampled, self.now)
         for event in events:
             assert event.sequence_id not in self.gone
             assert event.sequence_id not in self.finish_reasons
@@ -252,7 +268,7 @@ class Mesh:
         assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
         assert (scheduler.num_blocks_used, scheduler.num_slots_used) == (0, 0)
         assert (len(self.stage.slots), self.stage.num_blocks_used) == (0, 0)
-        assert scheduler.schedule(now=0.0) is None
+        assert scheduler.schedule(self.now) is None
 
     def check_answers(self) -> None:
         """Asserts that every client that stayed got exactly its answer, and the others a part."""

@@ -33,7 +33,6 @@ class TimedMesh(Mesh):
 
     def __init__(self, limits: SchedulerLimits, name: PolicyName) -> None:
         super().__init__(limits, make_policy(name, SMALL))
-        self.now = 0.0
 
     def tell(self, step: int, num_stages: int, seconds: float) -> None:
         for stage in range(num_stages):

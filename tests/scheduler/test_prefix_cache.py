@@ -139,6 +139,7 @@ def test_restart_with_another_block_size_names_blocks_anew() -> None:
 
 def test_preempted_sequence_finds_its_own_blocks() -> None:
     mesh = Mesh(make_limits(num_blocks=5, block_size=2, num_steps_in_flight=1))
+    mesh.expect_short_answers()
     mesh.add(make_request(1, prompt=3, max_tokens=5))
     mesh.add(make_request(2, prompt=4, max_tokens=3))
     mesh.finish()

@@ -40,14 +40,18 @@ tight_limits = st.builds(
     sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8)), min_size=2, max_size=8),
     turns=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=60),
     cancelled=st.dictionaries(st.integers(0, 60), st.integers(0, 7), max_size=2),
+    is_optimistic=st.booleans(),
 )
 def test_load_that_overfills_the_cache_loses_and_doubles_nothing(
     limits: SchedulerLimits,
     sizes: list[tuple[int, int]],
     turns: list[tuple[int, int]],
     cancelled: dict[int, int],
+    is_optimistic: bool,
 ) -> None:
     mesh = Mesh(limits)
+    if is_optimistic:
+        mesh.expect_short_answers()
     for sequence_id, (num_prompt_tokens, max_tokens) in enumerate(sizes):
         if max_tokens <= limits.max_new_tokens(num_prompt_tokens):
             family = sequence_id % 3
@@ -66,9 +70,11 @@ def test_load_that_overfills_the_cache_loses_and_doubles_nothing(
 class SchedulerMachine(RuleBasedStateMachine):
     """Requests come and go, steps and results pass, epochs end, all in any order."""
 
-    @initialize(limits=epoch_limits)
-    def start(self, limits: SchedulerLimits) -> None:
+    @initialize(limits=epoch_limits, is_optimistic=st.booleans())
+    def start(self, limits: SchedulerLimits, is_optimistic: bool) -> None:
         self.mesh = Mesh(limits)
+        if is_optimistic:
+            self.mesh.expect_short_answers()
         self.num_requests = 0
 
     @rule(
@@ -79,6 +85,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         family=st.integers(0, 1),
         cache_salt=st.sampled_from(["", "", "other"]),
         reads_prefix_cache=st.sampled_from([True, True, True, False]),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from(["", "a", "b"]),
+        ttft_target_seconds=st.none() | st.floats(0.0, 50.0),
+        deadline=st.none() | st.floats(0.0, 100.0),
     )
     def add(
         self,
@@ -89,6 +99,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         family: int,
         cache_salt: str,
         reads_prefix_cache: bool,
+        priority: int,
+        tenant: str,
+        ttft_target_seconds: float | None,
+        deadline: float | None,
     ) -> None:
         self.num_requests += 1
         request = make_request(
@@ -100,6 +114,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             family=family,
             cache_salt=cache_salt,
             reads_prefix_cache=reads_prefix_cache,
+            priority=priority,
+            tenant=tenant,
+            ttft_target_seconds=ttft_target_seconds,
+            deadline=deadline,
         )
         try:
             self.mesh.add(request)
@@ -134,6 +152,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.mesh.send_all()
             if self.mesh.num_results:
                 self.mesh.receive()
+
+    @rule(seconds=st.floats(0.0, 100.0))
+    def time_passes(self, seconds: float) -> None:
+        self.mesh.now += seconds
 
     @rule(limits=epoch_limits)
     def restart(self, limits: SchedulerLimits) -> None:
