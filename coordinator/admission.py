@@ -172,6 +172,7 @@ class Admission:
     ) -> tuple[OutputStream, list[Generation]]:
         """All choices of all prompts, in the order in which `OutputStream` counts them."""
         request, num_choices = tokenized.request, tokenized.request.num_choices
+        scheduling, timeout = request.scheduling, request.scheduling.timeout_seconds
         stop_ids = _stop_ids(request, model)
         seeds = tuple(self._seed(request) for _ in tokenized.prompts)
         output = OutputStream(seeds, num_choices)
@@ -190,6 +191,12 @@ class Admission:
                 max_tokens=tokenized.max_tokens[index],
                 stop_ids=stop_ids,
                 arrival=arrival,
+                cache_salt=scheduling.cache_salt,
+                priority=scheduling.priority,
+                tenant=scheduling.tenant,
+                ttft_target_seconds=scheduling.ttft_target_seconds,
+                tpot_target_seconds=scheduling.tpot_target_seconds,
+                deadline=None if timeout is None else arrival + timeout,
             )
             stops = StopStrings(request.stop, request.include_stop)
             text = AnswerText(Detokenizer(model.tokenizer), stops, request.min_tokens)

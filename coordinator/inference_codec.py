@@ -10,6 +10,7 @@ from coordinator.requests import (
     Prompt,
     Regex,
     SamplingOptions,
+    SchedulingOptions,
     StructuredOutput,
     TextPrompt,
     TokenPrompt,
@@ -39,8 +40,10 @@ def check_message(message: inference_pb2.InferRequest, max_prompts: int) -> None
     )
 
 
-def request_from_proto(message: inference_pb2.InferRequest, request_id: str) -> GenerationRequest:
-    """What an `Infer` call asks for."""
+def request_from_proto(
+    message: inference_pb2.InferRequest, request_id: str, timeout_seconds: float | None = None
+) -> GenerationRequest:
+    """What an `Infer` call asks for, which its client gives up after so many seconds."""
     sampling = message.sampling
     return GenerationRequest(
         request_id=request_id,
@@ -68,6 +71,20 @@ def request_from_proto(message: inference_pb2.InferRequest, request_id: str) -> 
         num_choices=message.num_choices or 1,
         min_tokens=message.min_tokens,
         structured_output=_structured_output(message.structured_output),
+        scheduling=_scheduling_from_proto(message.scheduling, timeout_seconds),
+    )
+
+
+def _scheduling_from_proto(
+    message: inference_pb2.SchedulingParams, timeout_seconds: float | None
+) -> SchedulingOptions:
+    has_ttft, has_tpot = (message.HasField(f"{name}_target_seconds") for name in ("ttft", "tpot"))
+    return SchedulingOptions(
+        priority=message.priority,
+        ttft_target_seconds=message.ttft_target_seconds if has_ttft else None,
+        tpot_target_seconds=message.tpot_target_seconds if has_tpot else None,
+        cache_salt=message.cache_salt,
+        timeout_seconds=timeout_seconds,
     )
 
 

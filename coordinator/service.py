@@ -37,12 +37,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.InferRequest, context: _Context
     ) -> None:
         """Generates for every prompt; updates of different prompts interleave."""
-        timeout = asyncio.timeout(context.time_remaining())
+        seconds = context.time_remaining()
+        timeout = asyncio.timeout(seconds)
         try:
             async with timeout:
                 request_id = await _identify(request.request_id, context)
                 check_message(request, self._admission.max_prompts)
-                message = request_from_proto(request, request_id)
+                message = request_from_proto(request, request_id, seconds)
                 await self._stream(message, context, timeout.expired)
         except TimeoutError:
             if timeout.expired():

@@ -11,6 +11,7 @@ from coordinator.requests import (
     GenerationRequest,
     Prompt,
     SamplingOptions,
+    SchedulingOptions,
     TokenPrompt,
 )
 from runtime.errors import (
@@ -34,6 +35,9 @@ MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
+MAX_PRIORITY = 100
+MAX_TARGET_SECONDS = 3600.0
+MAX_CACHE_SALT_LENGTH = 256
 # Log-probabilities that one request may cause in all: bounds what a slow client can pile up.
 MAX_LOGPROBS_PER_REQUEST = 1 << 22
 
@@ -59,6 +63,7 @@ def check_request(
     for index, prompt in enumerate(request.prompts):
         _check_prompt(prompt, index, vocab_size)
     check_sampling(request.sampling, vocab_size)
+    check_scheduling(request.scheduling)
     if request.max_tokens is not None and request.max_tokens < 0:
         _refuse("max_tokens", "must not be negative")
     if request.min_tokens < 0:
@@ -126,6 +131,19 @@ def check_sampling(sampling: SamplingOptions, vocab_size: int) -> None:
     if not 0 <= sampling.num_logprobs <= vocab_size:
         problem = f"is {sampling.num_logprobs}; the vocabulary has {vocab_size} tokens"
         _refuse("num_logprobs", problem)
+
+
+def check_scheduling(scheduling: SchedulingOptions) -> None:
+    """Every wish about a request's turn alone."""
+    if not -MAX_PRIORITY <= scheduling.priority <= MAX_PRIORITY:
+        problem = f"is {scheduling.priority}; must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        _refuse("priority", problem)
+    for name in ("ttft_target_seconds", "tpot_target_seconds"):
+        target = getattr(scheduling, name)
+        if target is not None and not 0 < target <= MAX_TARGET_SECONDS:
+            _refuse(name, f"is {target:g}; must be above 0 and at most {MAX_TARGET_SECONDS:g}")
+    if len(scheduling.cache_salt) > MAX_CACHE_SALT_LENGTH:
+        _refuse("cache_salt", f"must have at most {MAX_CACHE_SALT_LENGTH} characters")
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:

@@ -17,7 +17,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class InferRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompts", "sampling", "max_tokens", "ignore_eos", "stop_token_ids", "stop", "include_stop", "num_choices", "min_tokens", "structured_output")
+    __slots__ = ("request_id", "model", "prompts", "sampling", "max_tokens", "ignore_eos", "stop_token_ids", "stop", "include_stop", "num_choices", "min_tokens", "structured_output", "scheduling")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class InferRequest(_message.Message):
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompts: _containers.RepeatedCompositeFieldContainer[Prompt]
@@ -42,7 +43,8 @@ class InferRequest(_message.Message):
     num_choices: int
     min_tokens: int
     structured_output: StructuredOutput
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., num_choices: _Optional[int] = ..., min_tokens: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ...) -> None: ...
+    scheduling: SchedulingParams
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., num_choices: _Optional[int] = ..., min_tokens: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., scheduling: _Optional[_Union[SchedulingParams, _Mapping]] = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "choice")
@@ -61,6 +63,18 @@ class Choices(_message.Message):
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SchedulingParams(_message.Message):
+    __slots__ = ("priority", "ttft_target_seconds", "tpot_target_seconds", "cache_salt")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTFT_TARGET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    priority: int
+    ttft_target_seconds: float
+    tpot_target_seconds: float
+    cache_salt: str
+    def __init__(self, priority: _Optional[int] = ..., ttft_target_seconds: _Optional[float] = ..., tpot_target_seconds: _Optional[float] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("text", "chat", "token_ids")

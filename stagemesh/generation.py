@@ -75,6 +75,19 @@ StructuredOutput = JsonSchema | Regex | Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """When to serve: the lowest `priority` first; targets in seconds, None for the server's own.
+
+    Only requests of one `cache_salt` share cached prompts.
+    """
+
+    priority: int = 0
+    ttft_target_seconds: float | None = None
+    tpot_target_seconds: float | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """Prompts and how to go on from them; `max_tokens` None is as many as the context holds.
 
@@ -92,6 +105,7 @@ class GenerationRequest:
     num_choices: int = 1
     min_tokens: int = 0
     structured_output: StructuredOutput | None = None
+    scheduling: Scheduling = field(default_factory=Scheduling)
     model: str = ""
     request_id: str = ""
 

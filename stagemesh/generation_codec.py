@@ -21,7 +21,7 @@ from stagemesh.generation import (
 
 def request_to_proto(request: GenerationRequest) -> inference_pb2.InferRequest:
     """The message that asks for `request`; ValueError if a number does not fit its field."""
-    sampling = request.sampling
+    sampling, scheduling = request.sampling, request.scheduling
     return inference_pb2.InferRequest(
         request_id=request.request_id,
         model=request.model,
@@ -49,6 +49,12 @@ def request_to_proto(request: GenerationRequest) -> inference_pb2.InferRequest:
         num_choices=request.num_choices,
         min_tokens=request.min_tokens,
         structured_output=_structured_output_to_proto(request.structured_output),
+        scheduling=inference_pb2.SchedulingParams(
+            priority=scheduling.priority,
+            ttft_target_seconds=scheduling.ttft_target_seconds,
+            tpot_target_seconds=scheduling.tpot_target_seconds,
+            cache_salt=scheduling.cache_salt,
+        ),
     )
 
 

@@ -9,7 +9,12 @@ from typing import Final
 
 from coordinator.http.fields import Fields, integer, refuse, text
 from coordinator.http.structured_output import take_structured_output
-from coordinator.requests import GenerationRequest, Prompt, SamplingOptions
+from coordinator.requests import (
+    GenerationRequest,
+    Prompt,
+    SamplingOptions,
+    SchedulingOptions,
+)
 
 # Field -> the values that mean what its absence means.
 NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
@@ -85,6 +90,7 @@ def take_request(
         num_choices=_take_integer(fields, "n", default=1),
         min_tokens=_take_integer(fields, "min_tokens", default=0),
         structured_output=structured_output,
+        scheduling=_take_scheduling(fields),
     )
     fields.refuse_unsupported(NEUTRAL)
     fields.end()
@@ -112,6 +118,15 @@ def _take_sampling(fields: Fields, num_logprobs: int) -> SamplingOptions:
         frequency_penalty=_take_number(fields, "frequency_penalty", default=0.0),
         repetition_penalty=_take_number(fields, "repetition_penalty", default=1.0),
         logit_bias=_take_logit_bias(fields),
+    )
+
+
+def _take_scheduling(fields: Fields) -> SchedulingOptions:
+    return SchedulingOptions(
+        priority=_take_integer(fields, "priority", default=0),
+        ttft_target_seconds=fields.number("ttft_target_seconds"),
+        tpot_target_seconds=fields.number("tpot_target_seconds"),
+        cache_salt=fields.text("cache_salt") or "",
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -85,6 +86,42 @@ async def test_infer_with_choices_cancelled_stops_all_of_them(toy_folder: Path) 
         assert state.replicas[0].num_steps < 400
 
 
+def scheduling(**params: Any) -> inference_pb2.InferRequest:
+    return inference_pb2.InferRequest(scheduling=inference_pb2.SchedulingParams(**params))
+
+
+async def test_infer_lowest_priority_number_is_served_first(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, max_sequences=1, num_workers=0) as mesh:
+        ended: list[int] = []
+
+        async def ask(number: int, priority: int) -> None:
+            request = token_request((number, 5), max_tokens=3)
+            request.MergeFrom(scheduling(priority=priority))
+            await collect(mesh.infer(request))
+            ended.append(number)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number, priority in ((1, 2), (2, 0), (3, -2)):
+                tasks.create_task(ask(number, priority))
+            await mesh.until(lambda state: state.num_waiting == 3)
+            await mesh.add_worker("a")
+            await mesh.add_worker("b")
+    assert ended == [3, 2, 1]
+
+
+async def test_infer_prompts_of_one_salt_share_what_they_begin_with(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, block_size=4) as mesh:
+        await mesh.until_ready()
+        for salt in ("", "", "other"):
+            request = token_request(tuple(range(20, 30)), max_tokens=2)
+            request.MergeFrom(scheduling(cache_salt=salt))
+            answers = await collect(mesh.infer(request))
+            assert answers[0].tokens == toy_answer(tuple(range(20, 30)), 2)
+        async with mesh.http() as http:
+            metrics = (await http.get("/metrics")).text
+    assert 'stagemesh_prefix_cache_hit_tokens_total{replica="0"} 8.0' in metrics
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -93,6 +130,10 @@ async def test_infer_with_choices_cancelled_stops_all_of_them(toy_folder: Path) 
         (inference_pb2.InferRequest(stop=["x"] * 33), "stop"),
         (inference_pb2.InferRequest(include_stop=True), "include_stop"),
         (inference_pb2.InferRequest(min_tokens=9), "min_tokens"),
+        (scheduling(priority=-101), "priority"),
+        (scheduling(ttft_target_seconds=float("nan")), "ttft_target_seconds"),
+        (scheduling(tpot_target_seconds=-1.0), "tpot_target_seconds"),
+        (scheduling(cache_salt="x" * 257), "cache_salt"),
         (
             inference_pb2.InferRequest(
                 sampling=inference_pb2.SamplingParams(presence_penalty=float("nan"))

@@ -60,6 +60,7 @@ FIELDS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "include_stop", "stop_token_ids"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs"),
     *("top_logprobs", "echo", "stream", "stream_options", "ignore_eos", "user", "suffix", "tools"),
+    *("priority", "ttft_target_seconds", "tpot_target_seconds", "cache_salt"),
     *("tokens", "add_generation_prompt", "response_format", "", "é"),
 )
 GOOD_VALUES: dict[str, Any] = {
