@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from coordinator.answer_text import AnswerText
 from coordinator.api_keys import ANONYMOUS, Tenant
@@ -18,7 +19,7 @@ from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation
 from coordinator.output import OutputStream
 from coordinator.quotas import Account, Quotas
-from coordinator.requests import GenerationRequest
+from coordinator.requests import GenerationRequest, SchedulingOptions
 from coordinator.served_model import ServedModel
 from coordinator.slot_sampling import slot_sampling
 from coordinator.stop_strings import StopStrings
@@ -99,7 +100,7 @@ class Admission:
             has_eos = bool(model.config.eos_token_ids)
             grammar = await compile_grammar(request.structured_output, has_eos=has_eos)
             tokenized = await self._tokenize(request, model, grammar)
-            output, generations = self._generations(tokenized, model, arrival, account)
+            output, generations = self._generations(tokenized, model, arrival, account, tenant.name)
             log = _log.bind(request_id=request.request_id, tenant=tenant.name)
             admitted = _Admitted(output, tuple(generations))
             key = (tenant.name, request.request_id)
@@ -168,12 +169,17 @@ class Admission:
         return _Tokenized(request, prompts, max_tokens, grammar)
 
     def _generations(
-        self, tokenized: _Tokenized, model: ServedModel, arrival: float, account: Account
+        self,
+        tokenized: _Tokenized,
+        model: ServedModel,
+        arrival: float,
+        account: Account,
+        tenant: str,
     ) -> tuple[OutputStream, list[Generation]]:
         """All choices of all prompts, in the order in which `OutputStream` counts them."""
         request, num_choices = tokenized.request, tokenized.request.num_choices
-        scheduling, timeout = request.scheduling, request.scheduling.timeout_seconds
         stop_ids = _stop_ids(request, model)
+        make_sequence = _sequence_maker(request.scheduling, arrival, tenant)
         seeds = tuple(self._seed(request) for _ in tokenized.prompts)
         output = OutputStream(seeds, num_choices)
         generations = []
@@ -184,19 +190,12 @@ class Admission:
                 slot_sampling(request, seeds[index], choice, stop_ids, len(prompt)),
                 grammar=tokenized.grammar,
             )
-            sequence = SequenceRequest(
+            sequence = make_sequence(
                 sequence_id=next(self._sequence_ids),
                 prompt_ids=prompt,
                 sampling=sampling,
                 max_tokens=tokenized.max_tokens[index],
                 stop_ids=stop_ids,
-                arrival=arrival,
-                cache_salt=scheduling.cache_salt,
-                priority=scheduling.priority,
-                tenant=scheduling.tenant,
-                ttft_target_seconds=scheduling.ttft_target_seconds,
-                tpot_target_seconds=scheduling.tpot_target_seconds,
-                deadline=None if timeout is None else arrival + timeout,
             )
             stops = StopStrings(request.stop, request.include_stop)
             text = AnswerText(Detokenizer(model.tokenizer), stops, request.min_tokens)
@@ -206,6 +205,23 @@ class Admission:
     def _seed(self, request: GenerationRequest) -> int:
         """The client's seed for all its prompts, else a new one for each."""
         return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
+
+
+def _sequence_maker(
+    scheduling: SchedulingOptions, arrival: float, tenant: str
+) -> Callable[..., SequenceRequest]:
+    """Makes sequences that all have the same wishes about their turn."""
+    timeout = scheduling.timeout_seconds
+    return partial(
+        SequenceRequest,
+        arrival=arrival,
+        cache_salt=scheduling.cache_salt,
+        priority=scheduling.priority,
+        tenant=tenant,
+        ttft_target_seconds=scheduling.ttft_target_seconds,
+        tpot_target_seconds=scheduling.tpot_target_seconds,
+        deadline=None if timeout is None else arrival + timeout,
+    )
 
 
 def _stop_ids(request: GenerationRequest, model: ServedModel) -> frozenset[int]:

@@ -139,7 +139,13 @@ class Coordinator:
     def _make_engine(self, replica: int) -> Engine:
         options = self.options
         policy = make_policy(options.policy, options.policy_options)
-        return Engine(replica, policy, options.step_seconds, self.metrics)
+        return Engine(
+            replica,
+            policy,
+            options.step_seconds,
+            self.metrics,
+            stall_seconds=options.stall_seconds,
+        )
 
     def _expose_load(self) -> None:
         """Gauges are read where the figures are, whenever somebody asks."""

@@ -84,7 +84,12 @@ class Dispatcher:
             raise self._refusal.with_traceback(None)
         num_generating = sum(each.request.max_tokens > 0 for each in generations)
         if self.num_waiting + num_generating > self._max_waiting:
-            raise QueueFullError(num_waiting=self.num_waiting, limit=self._max_waiting)
+            num_too_many = self.num_waiting + num_generating - self._max_waiting
+            raise QueueFullError(
+                num_waiting=self.num_waiting,
+                limit=self._max_waiting,
+                wait_seconds=self._wait_seconds(num_too_many),
+            )
         self._check_logprobs(generations)
         router = _Router(self.engines, self._prefixes)
         for generation in generations:
@@ -111,6 +116,12 @@ class Dispatcher:
         while self.num_requests:
             for engine in self.engines:
                 await engine.drained()
+
+    def _wait_seconds(self, num_too_many: int) -> int:
+        """When so many will have left the lines, if each gets shorter as it did lately."""
+        num_each = -(-num_too_many // len(self.engines))
+        now = self.clock()
+        return min(engine.queue.wait_seconds(num_each, now) for engine in self.engines)
 
     def _check_logprobs(self, generations: Iterable[Generation]) -> None:
         num_logprobs = sum(each.request.sampling.num_logprobs for each in generations)

@@ -20,12 +20,15 @@ from runtime.errors import EpochEndedError, GrammarError, RequestCancelledError,
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import Step
 from scheduler import (
+    NO_PROGRESS,
     FinishReason,
     Policy,
+    QueueForecast,
     ReplicaLoad,
     Scheduler,
     SchedulerLimits,
     TokenEvent,
+    Watchdog,
     make_load,
 )
 
@@ -49,6 +52,7 @@ class Engine:
         step_seconds: float,
         metrics: CoordinatorMetrics,
         clock: Clock = time.monotonic,
+        stall_seconds: float = 10.0,
     ) -> None:
         self.replica = replica
         self.clock = clock
@@ -61,6 +65,9 @@ class Engine:
         self.limits: SchedulerLimits | None = None
         self._policy = policy
         self._step_seconds = step_seconds
+        self._stall_seconds = stall_seconds
+        # How fast the waiting line gets shorter.
+        self.queue = QueueForecast()
         self._metrics = metrics
         self._steps = StepObserver(metrics, replica)
         self._roster = Roster(metrics, replica)
@@ -202,13 +209,19 @@ class Engine:
         self, streams: EpochStreams, scheduler: Scheduler, listener: StepListener
     ) -> StepLoop:
         """The loop that drives `scheduler` over `streams`, with this engine's clock and wake."""
-        return StepLoop(scheduler, streams, self.wake, listener, self._step_seconds, self.clock)
+        watchdog = Watchdog(self._step_seconds, self._stall_seconds)
+        return StepLoop(scheduler, streams, self.wake, listener, watchdog, self.clock)
 
     def end_epoch(self, cause: StagemeshError) -> None:
         """Puts everything that ran back in line, but for what ended it running alone."""
         self.is_serving = False
         end = EpochEndedError.by(cause)
         self._metrics.epoch_ends.labels(str(self.replica), end.cause).inc()
+        if end.cause == NO_PROGRESS and self.scheduler is not None:
+            # Nothing ran, so whoever is first in line may be what cannot.
+            first = self.scheduler.first_in_line(self.clock())
+            if first is not None:
+                self._suspects.started(first)
         culprit = self._suspects.end_epoch()
         if culprit is not None:
             num_ends = self._suspects.num_ends(culprit)
@@ -225,6 +238,7 @@ class Engine:
         for opening in step.opened_slots:
             sequence_id = scheduler.sequence_in_slot(opening.slot)
             self._suspects.started(sequence_id)
+            self.queue.started(now)
             self._roster[sequence_id].started(now)
         self._steps.observe(step, scheduler.num_preemptions)
         self._steps.observe_prefix_cache(scheduler.num_queried_tokens, scheduler.num_hit_tokens)

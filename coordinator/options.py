@@ -58,6 +58,8 @@ class CoordinatorOptions:
     call_seconds: float = 30.0
     # The longest wait for the next result while steps are in flight.
     step_seconds: float = 120.0
+    # How long requests may lie with no step on its way before the epoch is ended for it.
+    stall_seconds: float = 10.0
     # How long running requests may go on after a stop was asked for.
     grace_seconds: float = 10.0
     # Pause before a replica is formed again, doubled with each failure in a row.

@@ -1,0 +1,153 @@
+"""Owns the doors' vocabulary: what a client asks for and what it is told, free of any wire format.
+
+Every door translates into these classes and back; nothing here decides or validates.
+"""
+
+from dataclasses import dataclass
+
+from coordinator.tokenizer import ChatMessage
+from runtime.step import SampledToken
+from scheduler import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text, continued as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, put through the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, taken as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+# None: the client sent a prompt without any input.
+Prompt = TextPrompt | ChatPrompt | TokenPrompt | None
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """A JSON document that `schema`, JSON itself, accepts."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A text that `pattern` matches from end to end."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of these texts."""
+
+    texts: tuple[str, ...]
+
+
+StructuredOutput = JsonSchema | Regex | Choice
+JSON_OBJECT = JsonSchema('{"type": "object"}')
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How to draw, as the client wrote it; `seed` None lets the server choose one."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    num_logprobs: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingOptions:
+    """When to serve; the lowest `priority` first, targets in seconds, None for the server's own.
+
+    `timeout_seconds` is how long the client waits for the whole answer, None for ever.
+    """
+
+    priority: int = 0
+    ttft_target_seconds: float | None = None
+    tpot_target_seconds: float | None = None
+    cache_salt: str = ""
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One call at a door; `max_tokens` None means as many as the context holds.
+
+    `num_choices` answers are generated for each prompt; each has to be a `structured_output`.
+    """
+
+    prompts: tuple[Prompt, ...]
+    request_id: str = ""
+    model: str = ""
+    sampling: SamplingOptions = SamplingOptions()
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    num_choices: int = 1
+    min_tokens: int = 0
+    structured_output: StructuredOutput | None = None
+    scheduling: SchedulingOptions = SchedulingOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens read and generated for one choice."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds from arrival to: the first step with the prompt, the first token, the end."""
+
+    queue_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How one choice's generation ended."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What became certain for one choice since its last update; `seed` comes with the first.
+
+    `index` is the prompt's, `choice` counts its answers.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[SampledToken, ...]
+    finish: Finish | None = None
+    seed: int | None = None
+    choice: int = 0

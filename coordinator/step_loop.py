@@ -11,7 +11,7 @@ from typing import Protocol
 from coordinator.epoch import EpochStreams
 from runtime.errors import EpochEndedError
 from runtime.step import Step
-from scheduler import Scheduler, TokenEvent
+from scheduler import Activity, Scheduler, TokenEvent, Watchdog
 
 Clock = Callable[[], float]
 
@@ -35,7 +35,7 @@ class StepLoop:
         streams: EpochStreams,
         wake: asyncio.Event,
         listener: StepListener,
-        step_seconds: float,
+        watchdog: Watchdog,
         clock: Clock,
     ) -> None:
         """`wake` is set by the streams and by whoever changes the scheduler's work."""
@@ -43,14 +43,13 @@ class StepLoop:
         self._streams = streams
         self._wake = wake
         self._listener = listener
-        self._step_seconds = step_seconds
+        self._watchdog = watchdog
         self._clock = clock
         # The canary's steps came first: the scheduler counts from 0, the epoch goes on.
         self._first_step = streams.num_sent
-        self._last_progress = clock()
 
     async def run(self) -> None:
-        """Never returns; raises `EpochEndedError` when results or credits stay out."""
+        """Never returns; raises `EpochEndedError` when the watchdog finds that nothing moves."""
         while True:
             await self._turn()
             await self._wait()
@@ -72,7 +71,8 @@ class StepLoop:
         for record in self._streams.take_records():
             self._scheduler.observe(replace(record, step=record.step - self._first_step))
         for result in self._streams.take_results():
-            now = self._last_progress = self._clock()
+            now = self._clock()
+            self._watchdog.moved(now)
             number = result.step - self._first_step
             for event in self._scheduler.update(number, result.sampled, now):
                 self._listener.on_token(event, now)
@@ -84,22 +84,29 @@ class StepLoop:
             if step is None:
                 return
             if self._scheduler.num_steps_in_flight == 1:
-                self._last_progress = now
+                self._watchdog.moved(now)
             self._listener.on_step(step, now)
             await self._streams.send(self._renumber(step))
 
     async def _wait(self) -> None:
-        has_steps = self._scheduler.num_steps_in_flight > 0
-        if not has_steps and self._streams.can_send:
-            await self._wake.wait()
-            return
-        left = self._last_progress + self._step_seconds - self._clock()
+        activity = self._activity()
+        left = self._watchdog.seconds_left(activity, self._clock())
         try:
-            async with asyncio.timeout(max(left, 0.0)):
+            async with asyncio.timeout(left):
                 await self._wake.wait()
         except TimeoutError:
-            detail = f"no {'result' if has_steps else 'credit'} within {self._step_seconds:g} s"
-            raise EpochEndedError(cause="step_timeout", detail=detail) from None
+            alarm = self._watchdog.alarm(activity)
+            raise EpochEndedError(cause=alarm.cause, detail=alarm.detail) from None
+
+    def _activity(self) -> Activity:
+        scheduler = self._scheduler
+        return Activity(
+            has_work=scheduler.has_work,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_steps_in_flight=scheduler.num_steps_in_flight,
+            can_send=self._streams.can_send,
+        )
 
     def _renumber(self, step: Step) -> Step:
         return replace(step, number=step.number + self._first_step)

@@ -444,10 +444,16 @@ class QueueFullError(StagemeshError):
     code = "queue_full"
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
-    retry_after_seconds = 1
-    template = "{num_waiting} requests wait already (limit {limit}); try again later"
+    template = "{num_waiting} requests wait already (limit {limit}); try again in {wait_seconds} s"
     num_waiting: int
     limit: int
+    # By how fast the line got shorter lately.
+    wait_seconds: int = 1
+
+    @property
+    def retry_after_seconds(self) -> int:  # type: ignore[override]  # no constant here
+        """When there will probably be room."""
+        return self.wait_seconds
 
 
 @dataclass(eq=False, kw_only=True)
@@ -488,7 +494,7 @@ class TokenRateError(StagemeshError):
     wait_seconds: int
 
     @property
-    def retry_after_seconds(self) -> int:  # type: ignore[override]  # only here it is not constant
+    def retry_after_seconds(self) -> int:  # type: ignore[override]  # no constant here
         """Whole seconds until the key may ask again."""
         return self.wait_seconds
 

@@ -11,12 +11,17 @@ from scheduler.limits import SchedulerLimits
 from scheduler.placement import Plan, StagePlan, check_layers, make_plan, split_layers
 from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyName, PolicyOptions, make_policy
 from scheduler.policy import Policy
+from scheduler.queue_forecast import QueueForecast
 from scheduler.routing import PrefixMemory, ReplicaLoad, choose_replica, make_load, work_of
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import FinishReason, SequenceRequest, TokenEvent
+from scheduler.watchdog import NO_PROGRESS, Activity, Alarm, Watchdog
 
 __all__ = [
+    "NO_PROGRESS",
     "POLICY_NAMES",
+    "Activity",
+    "Alarm",
     "BubbleSeconds",
     "FinishReason",
     "FixedPolicy",
@@ -25,6 +30,7 @@ __all__ = [
     "PolicyName",
     "PolicyOptions",
     "PrefixMemory",
+    "QueueForecast",
     "ReplicaLoad",
     "Scheduler",
     "SchedulerInsight",
@@ -36,6 +42,7 @@ __all__ = [
     "StageRecord",
     "StepWork",
     "TokenEvent",
+    "Watchdog",
     "check_layers",
     "choose_replica",
     "make_load",

@@ -176,6 +176,11 @@ class Scheduler:
         self._in_flight.send(draft.draws, draft.work, now)
         return step
 
+    def first_in_line(self, now: float) -> int | None:
+        """The id of the waiting sequence that gets a slot next; None: nobody waits."""
+        first = self._queues.next_in_line(now, 1)
+        return first[0].sequence_id if first else None
+
     def sequence_in_slot(self, slot: int) -> int:
         """The id of the sequence that holds a slot, which must be in use."""
         return self._residences.holder(slot).sequence_id

@@ -31,6 +31,7 @@ def make_view(
         ready=sequences[:num_ready],
         prefilling=(),
         waiting=sequences[num_ready:],
+        num_admissible=num_waiting,
     )
 
 

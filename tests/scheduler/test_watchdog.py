@@ -1,0 +1,50 @@
+"""When nothing moves although something should."""
+
+import pytest
+
+from scheduler import NO_PROGRESS, Activity, Watchdog
+
+IDLE = Activity(False, 0, 0, 0, can_send=True)
+SENT = Activity(True, 2, 0, 3, can_send=True)
+BLOCKED = Activity(True, 2, 0, 0, can_send=False)
+STUCK = Activity(True, 0, 4, 0, can_send=True)
+
+
+def test_idle_replica_waits_for_ever() -> None:
+    watchdog = Watchdog(step_seconds=100.0, stall_seconds=10.0)
+    assert watchdog.seconds_left(IDLE, now=0.0) is None
+    assert watchdog.seconds_left(IDLE, now=1e9) is None
+
+
+@pytest.mark.parametrize(
+    ("activity", "patience", "cause", "detail"),
+    [
+        (SENT, 100.0, "step_timeout", "no result within 100 s"),
+        (BLOCKED, 100.0, "step_timeout", "no credit within 100 s"),
+        (STUCK, 10.0, NO_PROGRESS, "0 sequences run, 4 wait, and no step was made for 10 s"),
+    ],
+)
+def test_what_stands_still_is_named_when_its_time_is_over(
+    activity: Activity, patience: float, cause: str, detail: str
+) -> None:
+    watchdog = Watchdog(step_seconds=100.0, stall_seconds=10.0)
+    watchdog.moved(5.0)
+    assert watchdog.seconds_left(activity, now=6.0) == patience - 1.0
+    assert watchdog.seconds_left(activity, now=500.0) == 0.0
+    alarm = watchdog.alarm(activity)
+    assert (alarm.cause, alarm.detail) == (cause, detail)
+
+
+def test_work_that_comes_to_an_idle_replica_has_all_the_time() -> None:
+    watchdog = Watchdog(step_seconds=100.0, stall_seconds=10.0)
+    watchdog.moved(0.0)
+    assert watchdog.seconds_left(IDLE, now=50.0) is None
+    assert watchdog.seconds_left(STUCK, now=60.0) == 10.0
+    assert watchdog.seconds_left(STUCK, now=64.0) == 6.0  # woken in between, by a client say
+
+
+def test_every_result_is_a_new_start() -> None:
+    watchdog = Watchdog(step_seconds=100.0, stall_seconds=10.0)
+    watchdog.moved(0.0)
+    watchdog.moved(90.0)
+    assert watchdog.seconds_left(SENT, now=100.0) == 90.0
