@@ -5,18 +5,17 @@ is the only place where sequences get blocks, and where they lose them to others
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
-from runtime.step import SequenceChunk, SlotOpening, Step
+from runtime.step import SlotOpening
+from scheduler.draft import MicrobatchDraft
 from scheduler.fair_share import FairShare
-from scheduler.feedback import StepWork
 from scheduler.limits import SchedulerLimits
 from scheduler.policy import Policy, SchedulerView
 from scheduler.queues import SequenceQueues
 from scheduler.residences import Residences
 from scheduler.sequence import Phase, TrackedSequence
-from scheduler.steps_in_flight import Draw
 
 MAX_PUT_OFF = 16
 """So many that wait for another's prompt are passed over, so that a step's time has a bound."""
@@ -28,67 +27,6 @@ def _dispensability(sequence: TrackedSequence) -> tuple[int, int, int]:
     Deadlines within a second of each other count as one.
     """
     return (sequence.rank, int(sequence.due_key[0]), -sequence.num_sent)
-
-
-class MicrobatchDraft:
-    """A microbatch in the making; also what a policy sees of it (`MicrobatchView`)."""
-
-    def __init__(self) -> None:
-        self.chunks: list[SequenceChunk] = []
-        self.openings: list[SlotOpening] = []
-        self.draws: list[Draw] = []
-        self.num_tokens = 0
-        self._num_decodes = 0
-        self._prefill_attention = 0
-        self._decode_context = 0
-        self._members: dict[int, TrackedSequence] = {}
-
-    @property
-    def members(self) -> Iterable[TrackedSequence]:
-        """The sequences that it holds tokens of."""
-        return self._members.values()
-
-    def __contains__(self, sequence: TrackedSequence) -> bool:
-        return sequence.sequence_id in self._members
-
-    def add(
-        self, sequence: TrackedSequence, num_tokens: int, new_block_ids: tuple[int, ...] = ()
-    ) -> None:
-        """Adds the next tokens of a sequence, which count as sent from here on."""
-        residence = sequence.residence
-        assert residence is not None, f"sequence {sequence.sequence_id} has no slot"
-        sequence_id = sequence.sequence_id
-        assert sequence_id not in self._members, f"sequence {sequence_id} is in twice"
-        start, end = residence.num_sent, residence.num_sent + num_tokens
-        samples = end == len(sequence.token_ids)
-        token_ids = tuple(sequence.token_ids[start:end])
-        self.chunks.append(SequenceChunk(residence.slot, start, token_ids, new_block_ids, samples))
-        residence.num_sent = end
-        self.num_tokens += num_tokens
-        if num_tokens == 1:
-            self._num_decodes += 1
-            self._decode_context += start
-        else:
-            self._prefill_attention += num_tokens * (2 * start + num_tokens)
-        self._members[sequence_id] = sequence
-        if samples:
-            self.draws.append(Draw(sequence, residence))
-
-    @property
-    def work(self) -> StepWork:
-        """What it asks of a stage so far."""
-        return StepWork(
-            num_tokens=self.num_tokens,
-            num_decodes=self._num_decodes,
-            prefill_attention=self._prefill_attention,
-            decode_context=self._decode_context,
-            num_sequences=len(self.chunks),
-            num_sampled=len(self.draws),
-        )
-
-    def to_step(self, number: int, released_slots: tuple[int, ...]) -> Step:
-        """The finished step."""
-        return Step(number, released_slots, tuple(self.openings), tuple(self.chunks))
 
 
 class Batcher:

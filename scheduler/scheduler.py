@@ -3,7 +3,8 @@
 `add`, `resume`, `withdraw`, `cancel`, `update`, `observe` and `restart` are its events, `schedule`
 its only output. It reads no clock, environment or random source and does no I/O, so equal calls
 give equal steps. The contract schedule() -> step, update(step, results) follows vLLM v1's scheduler
-core; events in, instructions out follows dask's worker state machine.
+core; events in, instructions out follows dask's worker state machine. Longer than other files: the
+whole contract is one class, and much of it answers in one line.
 """
 
 from collections.abc import Sequence
@@ -11,21 +12,15 @@ from collections.abc import Sequence
 from runtime.errors import NeverFitsError, PromptTooLongError, QueueFullError
 from runtime.step import SampledToken, Step
 from scheduler.batching import Batcher
-from scheduler.fair_share import OUTPUT_WEIGHT, FairShare
 from scheduler.feedback import StageRecord
 from scheduler.insight import SchedulerInsight
+from scheduler.intake import Intake, Line
 from scheduler.limits import SchedulerLimits
-from scheduler.memory_forecast import OutputLengths, num_admissible
 from scheduler.policy import Policy, SchedulerView
 from scheduler.queues import SequenceQueues
 from scheduler.residences import Residences
 from scheduler.sequence import Phase, SequenceRequest, TokenEvent, TrackedSequence
 from scheduler.steps_in_flight import StepsInFlight
-
-MAX_IN_VIEW = 256
-"""So many of those that wait are looked at for one step."""
-NUM_LOOKED_UP = 4
-"""For so many it counts at once that they share blocks with others."""
 
 
 class Scheduler:
@@ -38,8 +33,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, policy: Policy) -> None:
         self._policy = policy
         self._sequences: dict[int, TrackedSequence] = {}
-        self._shares = FairShare()
-        self._lengths = OutputLengths()
+        self._intake = Intake()
         self.num_preemptions = 0
         # Tokens of sequences that got a slot, and how many of them the prefix cache had.
         self.num_queried_tokens = 0
@@ -49,7 +43,7 @@ class Scheduler:
     def _start_epoch(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self._residences = Residences(limits)
-        self._queues = SequenceQueues(self._shares)
+        self._queues = SequenceQueues(self._intake.shares)
         self._in_flight = StepsInFlight()
         self._policy.start_epoch(limits)
 
@@ -92,6 +86,7 @@ class Scheduler:
         """
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
+            self._intake.ended(sequence)
             self._forget(sequence)
 
     def update(
@@ -151,9 +146,8 @@ class Scheduler:
         """
         if self.num_steps_in_flight >= self._limits.num_steps_in_flight:
             return None
-        waiting = self._queues.next_in_line(now, MAX_IN_VIEW)
-        num_admissible = self._num_admissible(waiting[: self._residences.num_slots_free])
-        view = self._view(now, waiting, num_admissible)
+        line = self._intake.line(self._queues, self._residences, now)
+        view = self._view(now, line)
         if self.num_steps_in_flight >= self._policy.num_steps_in_flight(view):
             return None
         batcher = Batcher(
@@ -161,9 +155,9 @@ class Scheduler:
             self._policy,
             self._queues,
             self._residences,
-            self._shares,
+            self._intake.shares,
             view,
-            waiting[:num_admissible],
+            line.admissible,
         )
         draft = batcher.fill()
         self.num_preemptions += batcher.num_preempted
@@ -238,9 +232,7 @@ class Scheduler:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _view(
-        self, now: float, waiting: Sequence[TrackedSequence], num_admissible: int
-    ) -> SchedulerView:
+    def _view(self, now: float, line: Line) -> SchedulerView:
         ready = self._queues.of(Phase.READY)
         return SchedulerView(
             now=now,
@@ -251,29 +243,20 @@ class Scheduler:
             num_slots_free=self._residences.num_slots_free,
             ready=ready,
             prefilling=self._queues.by_urgency(Phase.PREFILL),
-            waiting=waiting,
-            num_admissible=num_admissible,
+            waiting=line.waiting,
+            num_admissible=line.num_admissible,
         )
-
-    def _num_admissible(self, waiting: Sequence[TrackedSequence]) -> int:
-        if not waiting or self._residences.num_blocks_free == 0:
-            return 0
-        for sequence in waiting[:NUM_LOOKED_UP]:
-            self._residences.find_cached(sequence)
-        running = self._queues.running()
-        capacity_tokens = self._residences.capacity_tokens
-        return num_admissible(running, waiting, self._lengths, capacity_tokens)
 
     def _accept(self, sequence: TrackedSequence, token: SampledToken, now: float) -> TokenEvent:
         if token.problem:
             self._forget(sequence)
             return TokenEvent(sequence.sequence_id, token)
         finish_reason = sequence.accept(token.token_id, now)
-        self._shares.charge(sequence.request.tenant, OUTPUT_WEIGHT)
+        self._intake.served(sequence)
         if finish_reason is None:
             self._queues.move(sequence, Phase.READY)
         else:
-            self._lengths.add(sequence.num_generated)
+            self._intake.ended(sequence)
             self._forget(sequence)
         return TokenEvent(sequence.sequence_id, token, finish_reason)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from scheduler.cycle_aims import MAX_STRETCH, cycle_seconds, load_of, needed_rate
 from scheduler.cycle_plan import (
     MIN_CHUNK_TOKENS,
     CycleLimits,
@@ -33,10 +34,6 @@ WARMUP_RECORDS = 8
 WARMUP_GROWTH = 1.25
 """Until the error is below 15%, the rows of a microbatch grow at most so much in a cycle."""
 
-HORIZON_TOKENS = 8
-"""Time that a sequence is ahead of its target, or behind, is spent over so many tokens."""
-MIN_STRETCH, MAX_STRETCH = 0.6, 2.0
-"""Bounds of a cycle, in targets, that being behind or ahead can lead to."""
 PROMPT_SHARE = 8
 """One row in so many is kept for prompts while there are any: decodes never starve them."""
 
@@ -166,12 +163,19 @@ class AdaptivePolicy:
             is_trusted = num_records >= WARMUP_RECORDS and error < TRUSTED_ERROR
             self._warmup_tokens *= math.inf if is_trusted else WARMUP_GROWTH
             self._warmup_tokens = min(self._warmup_tokens, float(self._limits.max_step_tokens))
-        load = _load(view)
+        load = load_of(view)
         has_prompts = load.num_prompt_tokens > 0
-        limits = CycleLimits(self._cycle_seconds(view), self._max_rows)
-        plan = partial(plan_cycle, self._costs, self._model.overhead_seconds, load, limits)
+        seconds = cycle_seconds(view, self._options.tpot_seconds, self._options.slack)
         num_kept = self._num_kept[has_prompts]
-        self._plan = plan(num_kept, min(self._num_with_prompts, num_kept))
+        kept = (num_kept, min(self._num_with_prompts, num_kept))
+        plan = self._planner(load, seconds)
+        self._plan = plan(*kept)
+        needed = needed_rate(view)
+        if needed > self._plan.rate > 0.0 and has_prompts:
+            # Decodes give way, up to a bound, rather than that prompts come too late.
+            stretch = min(MAX_STRETCH, needed / self._plan.rate)
+            plan = self._planner(load, seconds * stretch)
+            self._plan = plan(*kept)
         if num_records >= WARMUP_RECORDS:
             self._plan = _next_plan(plan, self._plan, self._limits.num_steps_in_flight, has_prompts)
         self._num_in_flight = self._num_kept[has_prompts] = self._plan.num_in_flight
@@ -179,32 +183,16 @@ class AdaptivePolicy:
             self._num_with_prompts = self._plan.num_with_prompts
         self._num_until_plan = self._num_in_flight
 
+    def _planner(self, load: CycleLoad, seconds: float) -> Callable[[int, int], CyclePlan]:
+        """Plans a cycle of so many seconds at most, by microbatches in flight and with prompts."""
+        limits = CycleLimits(seconds, self._max_rows)
+        return partial(plan_cycle, self._costs, self._model.overhead_seconds, load, limits)
+
     def _has_prompts_enough(self, view: SchedulerView) -> bool:
         """Whether as many steps carry prompts as the plan wants; decodes alone go faster."""
         return view.num_decoding > 0 and self._num_with_prompts <= sum(
             sent.work.has_prompts for sent in view.in_flight
         )
-
-    def _cycle_seconds(self, view: SchedulerView) -> float:
-        """How long a cycle may be, so that nine in ten sequences keep their time per token.
-
-        A sequence that is ahead of its target may take longer for a while, one that is behind
-        has to catch up.
-        """
-        target = self._options.tpot_seconds
-        if target is None:
-            return math.inf
-        allowed = sorted(
-            (target * (sequence.num_generated - 1 + HORIZON_TOKENS) - (view.now - first_token_at))
-            / HORIZON_TOKENS
-            for sequence in view.ready
-            if (first_token_at := sequence.first_token_at) is not None
-        )
-        aim = target * (1.0 - self._options.slack)
-        if not allowed:
-            return aim
-        tightest = allowed[len(allowed) // 10] * (1.0 - self._options.slack)
-        return min(MAX_STRETCH * aim, max(MIN_STRETCH * aim, tightest))
 
 
 def _next_plan(
@@ -220,26 +208,3 @@ def _next_plan(
         return best_plan([plan(n, k) for n in nearby for k in range(n, 0, -1)], current)
     aim = best_plan([plan(n, 1) for n in range(1, most + 1)], current).num_in_flight
     return plan(number + (aim > number) - (aim < number), 1)
-
-
-def _load(view: SchedulerView) -> CycleLoad:
-    """What there is to do now: of those that wait only who finds slot and memory.
-
-    While memory is what they wait for, longer chunks bring nothing, and a shorter cycle ends the
-    running ones sooner.
-    """
-    num_ready = len(view.ready)
-    ready_context = sum(sequence.num_sent for sequence in view.ready)
-    mean_context = ready_context / num_ready if num_ready else 0.0
-    line = list(view.prefilling)
-    line += view.waiting[: view.num_admissible]
-    num_prompt_tokens = sum(sequence.num_unsent for sequence in line)
-    moments = sum(
-        sequence.num_unsent * (sequence.num_sent + sequence.num_unsent / 2) for sequence in line
-    )
-    return CycleLoad(
-        num_decodes=view.num_decoding,
-        decode_context=int(mean_context * view.num_decoding),
-        num_prompt_tokens=num_prompt_tokens,
-        prompt_context=moments / num_prompt_tokens if num_prompt_tokens else 0.0,
-    )

@@ -1,0 +1,61 @@
+"""Owns what decides who may come in: tenants' shares, and the lengths of the answers that ended.
+
+Both outlive epochs. It hands nothing out: `batching.py` opens the slots.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.fair_share import OUTPUT_WEIGHT, FairShare
+from scheduler.memory_forecast import OutputLengths, num_admissible
+from scheduler.queues import SequenceQueues
+from scheduler.residences import Residences
+from scheduler.sequence import TrackedSequence
+
+MAX_LOOKED_AT = 256
+"""So many of those that wait are looked at for one step."""
+NUM_LOOKED_UP = 4
+"""For so many of them it counts at once that they share blocks with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Who gets a slot next, in this order; memory to their ends is there for the first so many."""
+
+    waiting: Sequence[TrackedSequence]
+    num_admissible: int
+
+    @property
+    def admissible(self) -> Sequence[TrackedSequence]:
+        """Those for whom there is memory and a slot."""
+        return self.waiting[: self.num_admissible]
+
+
+class Intake:
+    """What a scheduler remembers of sequences that are gone."""
+
+    def __init__(self) -> None:
+        self.shares = FairShare()
+        self._lengths = OutputLengths()
+
+    def line(self, queues: SequenceQueues, residences: Residences, now: float) -> Line:
+        """The line at this moment."""
+        waiting = queues.next_in_line(now, MAX_LOOKED_AT)
+        candidates = waiting[: residences.num_slots_free]
+        if not candidates or residences.num_blocks_free == 0:
+            return Line(waiting, 0)
+        for sequence in candidates[:NUM_LOOKED_UP]:
+            residences.find_cached(sequence)
+        number = num_admissible(
+            queues.running(), candidates, self._lengths, residences.capacity_tokens
+        )
+        return Line(waiting, number)
+
+    def served(self, sequence: TrackedSequence) -> None:
+        """A sequence has one more token."""
+        self.shares.charge(sequence.request.tenant, OUTPUT_WEIGHT)
+
+    def ended(self, sequence: TrackedSequence) -> None:
+        """A sequence is over, for whatever reason: that is what memory waits for."""
+        if sequence.num_generated > 0:
+            self._lengths.add(sequence.num_generated)
