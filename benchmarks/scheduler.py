@@ -3,7 +3,8 @@
 `update` includes what the stages tell of the step (`observe`), four of them.
 
 Each load keeps a number of requests running for ever: whoever ends is replaced, so that steps carry
-decodes, prompts, openings and releases as in a busy server. Decodes are spread over the steps in
+decodes, prompts, openings and releases as in a busy server. A quarter of every prompt is common to
+all and shared in the prefix cache. Decodes are spread over the steps in
 flight. No model runs: results come at once.
 """
 
@@ -30,6 +31,8 @@ from scheduler.policies import AdaptiveOptions, MultiplicativeOptions, PolicyNam
 from stagemesh.render import compact_table
 
 PROMPT_TOKENS = 256
+SYSTEM_PROMPT = tuple(range(64))
+NUM_OWN_TOKENS = PROMPT_TOKENS - len(SYSTEM_PROMPT)
 MAX_TOKENS = 128
 BLOCK_SIZE = 16
 MAX_STEP_TOKENS = 2048
@@ -82,7 +85,7 @@ class EndlessLoad:
         self.scheduler.add(
             SequenceRequest(
                 sequence_id=self._num_requests,
-                prompt_ids=(1,) * PROMPT_TOKENS,
+                prompt_ids=SYSTEM_PROMPT + (self._num_requests,) * NUM_OWN_TOKENS,
                 sampling=SlotSampling(),
                 max_tokens=MAX_TOKENS // 2 + self._num_requests * 37 % (MAX_TOKENS // 2),
                 stop_ids=frozenset(),

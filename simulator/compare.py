@@ -10,6 +10,9 @@ from simulator.replay import Replay, ReplayOptions, RunResult
 from simulator.scenarios import Scenario
 from simulator.traces import Trace
 
+TOLERANCE = 0.06
+"""Of a goodput: half of it is the error to expect, less than what seeds make."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contender:
@@ -71,5 +74,14 @@ def goodput(
         return replay(scenario, trace, contender, seed, max_misses).is_complete
 
     if guess > 0.0:
-        return search_goodput(is_good, guess, stride=1.15)
-    return search_goodput(is_good, start=8.0)
+        return search_goodput(is_good, guess, stride=1.12, tolerance=TOLERANCE)
+    return search_goodput(is_good, start=8.0, tolerance=TOLERANCE)
+
+
+def good_share(
+    scenario: Scenario, contender: Contender, num_requests: int, seed: int, rate: float
+) -> float:
+    """The share of so many requests at that rate that meet both targets."""
+    trace = scenario.make_trace(num_requests, rate, seed)
+    result = replay(scenario, trace, contender, seed)
+    return sum(map(scenario.targets.met, result.outcomes)) / num_requests

@@ -58,6 +58,7 @@ class Summary:
     bubble_share: float
     num_steps: int
     num_preemptions: int
+    prefix_hit_share: float
     ratios: LimitRatios
 
 
@@ -80,6 +81,7 @@ def summarise(
         bubble_share=1.0 - sum(busy) / (len(busy) * seconds),
         num_steps=len(spans),
         num_preemptions=result.num_preemptions,
+        prefix_hit_share=result.num_hit_tokens / max(1, result.num_queried_tokens),
         ratios=LimitRatios(
             throughput=max(busy) / seconds,
             occupancy=_occupancy(spans, busy, seconds, num_in_flight),
@@ -133,7 +135,8 @@ def _ttft_ratio(
     ratios = []
     for outcome in outcomes:
         if outcome.ttft_seconds is not None:
-            work = quickest * per_token * outcome.request.num_prompt_tokens
+            num_tokens = outcome.request.num_prompt_tokens - outcome.num_cached_tokens
+            work = quickest * per_token * num_tokens
             pieces = (math.sqrt(work) + math.sqrt(num_hops * quickest * fixed)) ** 2
             ratios.append((max(pieces, quickest * fixed) + links) / outcome.ttft_seconds)
     return Percentiles.of(ratios).p50

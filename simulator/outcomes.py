@@ -9,12 +9,16 @@ from simulator.traces import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request's end; without times it was refused. Seconds on the simulation's clock."""
+    """One request's end; without times it was refused. Seconds on the simulation's clock.
+
+    `num_cached_tokens` of the prompt were in the prefix cache when it first got a slot.
+    """
 
     request: TraceRequest
     first_token_at: float | None
     finished_at: float | None
     num_tokens: int
+    num_cached_tokens: int = 0
 
     @property
     def ttft_seconds(self) -> float | None:

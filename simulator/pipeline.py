@@ -4,7 +4,6 @@ Stages run steps strictly in order, so a step's whole journey follows from those
 known when the step is sent, and needs no events of its own.
 """
 
-import math
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ class LinkSpec:
     """A hop from a stage to the next: its delay, and its width in bytes per second."""
 
     latency_seconds: float = 0.0005
-    bytes_per_second: float = math.inf
+    bytes_per_second: float = 12.5e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +98,31 @@ class Pipeline:
         """The journey of the step that is sent at `now`; steps come in order."""
         whole_seconds = self._spec.times.seconds(work)
         arrived_at = now + self._spec.latency_seconds
+        receive_seconds = 0.0
         visits = []
         for index in range(len(self._stages)):
-            visit = self._visit(index, number, arrived_at, whole_seconds)
+            visit = self._visit(index, number, arrived_at, receive_seconds, whole_seconds)
             visits.append(visit)
             arrived_at = self._forward(index, number, work, visit)
+            receive_seconds = (
+                work.num_tokens * self._spec.row_bytes / self._spec.link.bytes_per_second
+            )
         return Journey(tuple(visits), visits[-1].ended_at + self._spec.latency_seconds)
 
     def _visit(
-        self, index: int, number: int, arrived_at: float, whole_seconds: float
+        self,
+        index: int,
+        number: int,
+        arrived_at: float,
+        receive_seconds: float,
+        whole_seconds: float,
     ) -> StageVisit:
         stage = self._stages[index]
         started_at = max(arrived_at, stage.free_at, self._room_at(index, self._outputs_allowed))
         seconds = whole_seconds * self._spec.shares[index] * self._factor(index, started_at)
         ended_at = started_at + seconds
         timing = StageTiming(
+            receive_seconds=receive_seconds,
             queue_seconds=started_at - arrived_at,
             compute_seconds=seconds,
             idle_seconds=started_at - stage.free_at,

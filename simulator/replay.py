@@ -54,6 +54,8 @@ class RunResult:
     spans: tuple[StepSpan, ...]
     num_stages: int
     num_preemptions: int
+    num_queried_tokens: int
+    num_hit_tokens: int
     insight: SchedulerInsight
     is_complete: bool
 
@@ -66,6 +68,7 @@ class _Live:
     num_output_tokens: int
     num_generated: int = 0
     first_token_at: float = 0.0
+    num_cached_tokens: int | None = None
 
 
 class Replay:
@@ -120,6 +123,8 @@ class Replay:
             spans=tuple(self._spans),
             num_stages=self._num_stages,
             num_preemptions=self._scheduler.num_preemptions,
+            num_queried_tokens=self._scheduler.num_queried_tokens,
+            num_hit_tokens=self._scheduler.num_hit_tokens,
             insight=self._scheduler.insight,
             is_complete=is_complete,
         )
@@ -149,6 +154,7 @@ class Replay:
             max_tokens=max(1, min(self._options.max_tokens, room)),
             stop_ids=frozenset({STOP}),
             arrival=request.arrival,
+            ttft_target_seconds=self._options.targets.ttft_seconds,
         )
         try:
             self._scheduler.add(sequence)
@@ -163,6 +169,10 @@ class Replay:
             work = work_of(step)
             journey = self._pipeline.send(step.number, work, self._clock)
             self._spans.append(StepSpan(step.number, work, self._clock, journey))
+            for opening in step.opened_slots:
+                live = self._live[self._scheduler.sequence_in_slot(opening.slot)]
+                if live.num_cached_tokens is None:
+                    live.num_cached_tokens = len(opening.cached_token_ids)
             self._expect(step, journey)
 
     def _expect(self, step: Step, journey: Journey) -> None:
@@ -198,7 +208,13 @@ class Replay:
             live.first_token_at = self._clock
         if event.finish_reason is not None:
             request = self._trace[live.index]
-            outcome = Outcome(request, live.first_token_at, self._clock, live.num_generated)
+            outcome = Outcome(
+                request,
+                live.first_token_at,
+                self._clock,
+                live.num_generated,
+                live.num_cached_tokens or 0,
+            )
             del self._live[event.sequence_id]
             self._settle(live.index, outcome)
 

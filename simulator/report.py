@@ -31,7 +31,12 @@ def policy_table(title: str, comparison: Comparison) -> Table:
         "TTFT p50/p90/p99 s",
         "TPOT p50/p90/p99 ms",
     )
-    headings += ("bubble %", "preempted", "of limit: throughput / occupancy / TPOT / TTFT")
+    headings += (
+        "bubble %",
+        "preempted",
+        "prefix hits %",
+        "of limit: throughput / occupancy / TPOT / TTFT",
+    )
     for heading in (*(("goodput/s",) if goodputs else ()), *headings):
         table.add_column(heading, justify="right")
     for policy, summary in comparison.summaries.items():
@@ -45,6 +50,7 @@ def policy_table(title: str, comparison: Comparison) -> Table:
             f"{1000 * tpot.p50:.0f} / {1000 * tpot.p90:.0f} / {1000 * tpot.p99:.0f}",
             f"{100 * summary.bubble_share:.1f}",
             str(summary.num_preemptions),
+            f"{100 * summary.prefix_hit_share:.1f}",
             f"{ratios.throughput:.2f} / {ratios.occupancy:.2f}"
             f" / {ratios.tpot:.2f} / {ratios.ttft:.2f}",
         ]

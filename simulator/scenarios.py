@@ -85,6 +85,9 @@ DEFAULT_LIMITS = SchedulerLimits(
     max_waiting=100_000,
 )
 
+HASH_STRIDE = 1_000_000
+"""More than there are prefix hashes in a recorded trace."""
+
 
 def _synthetic(shape: LoadShape, num_requests: int, rate: float, seed: int) -> Trace:
     return synthetic(shape, num_requests, rate, seed)
@@ -99,15 +102,24 @@ def _flip(num_requests: int, rate: float, seed: int) -> Trace:
 
 
 def _recorded(file: str, num_requests: int, rate: float, seed: int) -> Trace:
-    """A recorded trace at that rate, begun at another request for every seed."""
+    """A recorded trace at that rate, begun at another request for every seed.
+
+    Where it is too short it comes again, with other prompts of the same lengths.
+    """
     with resources.as_file(resources.files("simulator") / "data" / file) as path:
         trace = fit(read_trace(path), DEFAULT_LIMITS.max_model_len)
     span = trace[-1].arrival + 1.0
     start = 97 * seed % len(trace)
-    turned = [*trace[start:], *(replace(each, arrival=each.arrival + span) for each in trace)]
-    while len(turned) < num_requests:
-        last = turned[-1].arrival + 1.0
-        turned += [replace(each, arrival=each.arrival + last) for each in trace]
+    turned = list(trace[start:])
+    for turn in range(1, 2 + num_requests // len(trace)):
+        turned += [
+            replace(
+                each,
+                arrival=each.arrival + turn * span,
+                prefix_hashes=tuple(name + turn * HASH_STRIDE for name in each.prefix_hashes),
+            )
+            for each in trace
+        ]
     first = turned[0].arrival
     return at_rate(
         [replace(each, arrival=each.arrival - first) for each in turned[:num_requests]], rate

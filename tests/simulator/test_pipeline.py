@@ -55,6 +55,7 @@ def test_link_delays_every_hop_and_its_width_holds_steps_up() -> None:
     assert journeys[1].visits[1].arrived_at == 3.0 + 2.0 + 0.5
     send = journeys[1].visits[0].timing.send
     assert send is not None
+    assert [visit.timing.receive_seconds for visit in journeys[1].visits] == [0.0, 2.0]
     assert (send.step, send.seconds, send.hidden_seconds) == (0, 2.0, 1.0)
 
 

@@ -51,6 +51,36 @@ def test_replay_of_any_load_serves_everybody_and_beats_no_limit(
     check_ratios(setting, name, trace)
 
 
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("name", ["adaptive", "vllm"])
+def test_replay_of_every_scenario_beats_no_limit(name: PolicyName, scenario: str) -> None:
+    setting = SCENARIOS[scenario]
+    check_ratios(setting, name, setting.make_trace(40, 6.0, 3))
+
+
+def test_replay_of_equal_beginnings_finds_them_in_the_prefix_cache() -> None:
+    """Of 1,024 tokens and a rest, the second finds what it shares and the third one part of it."""
+    prompts = ((1, 2), (1, 2), (1, 3))
+    trace = tuple(
+        TraceRequest(10.0 * turn, 1030, 4, prefix_hashes=hashes)
+        for turn, hashes in enumerate(prompts)
+    )
+    its = contender("fixed", STEADY)
+    result = replay(STEADY, trace, its, seed=0)
+    assert [each.num_cached_tokens for each in result.outcomes] == [0, 1024, 512]
+    assert summary_of(STEADY, result, its).prefix_hit_share == 1536 / 3090
+    first, second, third = (each.ttft_seconds or 0.0 for each in result.outcomes)
+    assert second < third < first
+    check_ratios(STEADY, "fixed", trace)
+
+
+def test_recorded_trace_that_is_too_short_comes_again_with_other_prompts() -> None:
+    trace = SCENARIOS["mooncake"].make_trace(900, 1.0, 0)
+    assert len(trace) == 900
+    assert {*trace[0].prefix_hashes}.isdisjoint(trace[400].prefix_hashes)
+    assert [each.arrival for each in trace] == sorted(each.arrival for each in trace)
+
+
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_lone_prompts_on_a_quiet_pipeline_beat_no_limit(name: PolicyName) -> None:
     trace = tuple(TraceRequest(10.0 * turn, 300 * (turn + 1), 8) for turn in range(6))
