@@ -125,7 +125,7 @@ class Batcher:
         line = deque(self._line)
         num_spare_blocks = self._num_blocks_short() if line else 0
         num_put_off = 0
-        while begun or line:
+        while (begun or line) and self.draft.num_tokens < self._limits.max_step_tokens:
             if begun and not (line and line[0].urgency_key < begun[0].urgency_key):
                 sequence, cached = begun.popleft(), None
             else:

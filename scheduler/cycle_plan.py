@@ -43,10 +43,14 @@ class CycleLoad:
 
 @dataclass(frozen=True, slots=True)
 class CycleLimits:
-    """What a cycle may be: seconds from token to token, and rows of one microbatch."""
+    """What a cycle may be: seconds from token to token, and rows of one microbatch.
+
+    Where prompts hurry, chunks are as long as that allows.
+    """
 
     seconds: float
     max_step_tokens: int
+    prompts_hurry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def plan_cycle(
     num_without = num_in_flight - num_with_prompts
     work = share
     if load.num_prompt_tokens > 0:
-        chunk = _soonest_chunk(stages, share, load)
+        chunk = math.inf if limits.prompts_hurry else _soonest_chunk(stages, share, load)
         around = limits.seconds - overhead_seconds
         chunk = min(chunk, _chunk_within(sum_costs(stages), share, load, around))
         for stage in stages:

@@ -14,8 +14,6 @@ from scheduler.sequence import TrackedSequence
 
 MAX_LOOKED_AT = 256
 """So many of those that wait are looked at for one step."""
-NUM_LOOKED_UP = 4
-"""For so many of them it counts at once that they share blocks with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,13 @@ class Intake:
         candidates = waiting[: residences.num_slots_free]
         if not candidates or residences.num_blocks_free == 0:
             return Line(waiting, 0)
-        for sequence in candidates[:NUM_LOOKED_UP]:
-            residences.find_cached(sequence)
-        number = num_admissible(
-            queues.running(), candidates, self._lengths, residences.capacity_tokens
-        )
+        running, capacity_tokens = queues.running(), residences.capacity_tokens
+        number = num_admissible(running, candidates, self._lengths, capacity_tokens)
+        if number < len(candidates):
+            # The first one left out may share what others hold, and so need less than it seems.
+            residences.find_cached(candidates[number])
+            if candidates[number].num_shared:
+                number = num_admissible(running, candidates, self._lengths, capacity_tokens)
         return Line(waiting, number)
 
     def served(self, sequence: TrackedSequence) -> None:

@@ -23,7 +23,7 @@ def policy_table(title: str, comparison: Comparison) -> Table:
     """One row per policy."""
     goodputs = comparison.goodputs
     table = Table(title=title)
-    table.add_column("policy")
+    table.add_column("policy", min_width=len("multiplicative"))
     headings: tuple[str, ...] = (
         "requests/s",
         "tokens/s",
@@ -34,7 +34,7 @@ def policy_table(title: str, comparison: Comparison) -> Table:
     headings += (
         "bubble %",
         "preempted",
-        "prefix hits %",
+        "hits %",
         "of limit: throughput / occupancy / TPOT / TTFT",
     )
     for heading in (*(("goodput/s",) if goodputs else ()), *headings):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from scheduler.cycle_aims import MAX_STRETCH, cycle_seconds, load_of, needed_rate
+from scheduler.cycle_aims import cycle_seconds, load_of, needed_rate
 from scheduler.cycle_plan import (
     MIN_CHUNK_TOKENS,
     CycleLimits,
@@ -170,11 +170,8 @@ class AdaptivePolicy:
         kept = (num_kept, min(self._num_with_prompts, num_kept))
         plan = self._planner(load, seconds)
         self._plan = plan(*kept)
-        needed = needed_rate(view)
-        if needed > self._plan.rate > 0.0 and has_prompts:
-            # Decodes give way, up to a bound, rather than that prompts come too late.
-            stretch = min(MAX_STRETCH, needed / self._plan.rate)
-            plan = self._planner(load, seconds * stretch)
+        if has_prompts and needed_rate(view) > self._plan.rate:
+            plan = self._planner(load, seconds, prompts_hurry=True)
             self._plan = plan(*kept)
         if num_records >= WARMUP_RECORDS:
             self._plan = _next_plan(plan, self._plan, self._limits.num_steps_in_flight, has_prompts)
@@ -183,9 +180,11 @@ class AdaptivePolicy:
             self._num_with_prompts = self._plan.num_with_prompts
         self._num_until_plan = self._num_in_flight
 
-    def _planner(self, load: CycleLoad, seconds: float) -> Callable[[int, int], CyclePlan]:
+    def _planner(
+        self, load: CycleLoad, seconds: float, *, prompts_hurry: bool = False
+    ) -> Callable[[int, int], CyclePlan]:
         """Plans a cycle of so many seconds at most, by microbatches in flight and with prompts."""
-        limits = CycleLimits(seconds, self._max_rows)
+        limits = CycleLimits(seconds, self._max_rows, prompts_hurry)
         return partial(plan_cycle, self._costs, self._model.overhead_seconds, load, limits)
 
     def _has_prompts_enough(self, view: SchedulerView) -> bool:

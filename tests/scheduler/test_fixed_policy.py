@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler import FixedPolicy
-from scheduler.batching import MicrobatchDraft
+from scheduler.draft import MicrobatchDraft
 from scheduler.feedback import SentStep, StepWork
 from scheduler.policy import SchedulerView
 from scheduler.sequence import TrackedSequence

@@ -1,5 +1,7 @@
 """When a step is where."""
 
+import math
+
 import pytest
 
 from scheduler import StepWork
@@ -25,7 +27,7 @@ def make_spec(
     return PipelineSpec(
         times=ONE_SECOND,
         shares=shares,
-        link=link or LinkSpec(0.0),
+        link=link or LinkSpec(0.0, math.inf),
         row_bytes=1,
         window=window,
         noise=0.0,
@@ -55,7 +57,7 @@ def test_link_delays_every_hop_and_its_width_holds_steps_up() -> None:
     assert journeys[1].visits[1].arrived_at == 3.0 + 2.0 + 0.5
     send = journeys[1].visits[0].timing.send
     assert send is not None
-    assert [visit.timing.receive_seconds for visit in journeys[1].visits] == [0.0, 2.0]
+    assert [visit.timing.receive_seconds for visit in journeys[1].visits[:2]] == [0.0, 2.0]
     assert (send.step, send.seconds, send.hidden_seconds) == (0, 2.0, 1.0)
 
 
