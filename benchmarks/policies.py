@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -37,12 +38,16 @@ PREFILL_LIMITS = (512, 768, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy in one scenario: its setting in words, and its goodput for every seed."""
+    """One policy in one scenario: its setting in words, and its goodput for every seed.
+
+    `seconds` are what it took to find these, on one core.
+    """
 
     scenario: str
     policy: PolicyName
     setting: str
     goodputs: tuple[float, ...]
+    seconds: float
 
 
 def settings_of(policy: PolicyName, scenario: Scenario) -> dict[str, Contender]:
@@ -84,6 +89,7 @@ def measure(
     """Tunes one policy for one scenario, then searches its goodput for every seed."""
     name, policy = key
     scenario = make_scenarios()[name]
+    started = time.perf_counter()
     gc.disable()  # a replay makes no cycles, and looking for them takes a seventh of its time
     choices = settings_of(policy, scenario)
     first = next(iter(choices))
@@ -94,7 +100,7 @@ def measure(
         goodputs.append(goodput(scenario, choices[best], num_requests, seed, guess))
         guess = goodputs[-1] or guess
         gc.collect()
-    return Cell(name, policy, best, tuple(goodputs))
+    return Cell(name, policy, best, tuple(goodputs), time.perf_counter() - started)
 
 
 def tune(scenario: Scenario, choices: dict[str, Contender], num_requests: int, rate: float) -> str:
@@ -155,7 +161,8 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         for cell in pool.map(work, keys):
             cells.append(cell)
-            console.print(f"{cell.scenario:12} {cell.policy:15} {spread(cell.goodputs, 1)}")
+            name = f"{cell.scenario:12} {cell.policy:15}"
+            console.print(f"{name} {spread(cell.goodputs, 1)} in {cell.seconds:.0f} s")
     console.print(table_of(cells, options.scenario))
     if options.json is not None:
         figures = [
