@@ -39,11 +39,15 @@ def cycle_seconds(view: SchedulerView, common: float | None, slack: float) -> fl
     return min(MAX_STRETCH * aim, max(MIN_STRETCH * aim, tightest)) * _relief(view)
 
 
+def memory_shortage(view: SchedulerView) -> float:
+    """From 0, where the cache is half empty, to 1, where it is full."""
+    used = 1.0 - view.num_blocks_free / view.limits.num_blocks
+    return max(0.0, (used - EASY_MEMORY) / (1.0 - EASY_MEMORY))
+
+
 def _relief(view: SchedulerView) -> float:
     """The share of a cycle that is left to it when memory runs short."""
-    used = 1.0 - view.num_blocks_free / view.limits.num_blocks
-    shortage = max(0.0, (used - EASY_MEMORY) / (1.0 - EASY_MEMORY))
-    return 1.0 - (1.0 - MIN_RELIEF) * shortage
+    return 1.0 - (1.0 - MIN_RELIEF) * memory_shortage(view)
 
 
 def needed_rate(view: SchedulerView) -> float:

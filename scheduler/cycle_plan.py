@@ -45,12 +45,14 @@ class CycleLoad:
 class CycleLimits:
     """What a cycle may be: seconds from token to token, and rows of one microbatch.
 
-    Where prompts hurry, chunks are as long as that allows.
+    Where prompts hurry, chunks are as long as that allows. `memory_shortage`, from 0 to 1, says how
+    much a short cycle is worth besides what it gets done: what runs then ends sooner.
     """
 
     seconds: float
     max_step_tokens: int
     prompts_hurry: bool = False
+    memory_shortage: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class CyclePlan:
 
     Of the microbatches in flight, `num_with_prompts` carry prompts besides their decodes. One of
     those takes `target_seconds` on its slowest stage and has `target_tokens` rows. `rate` is what
-    the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `fits` says
+    the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `worth` is what
+    plans are compared by: the rate, and the shorter cycle where memory is short. `fits` says
     whether decodes get their tokens in time.
     """
 
@@ -69,6 +72,7 @@ class CyclePlan:
     target_tokens: int
     cycle_seconds: float
     rate: float
+    worth: float
     fits: bool
 
 
@@ -114,6 +118,7 @@ def plan_cycle(
         target_tokens=work.num_tokens,
         cycle_seconds=cycle,
         rate=num_done / cycle,
+        worth=num_done / cycle ** (1.0 + limits.memory_shortage),
         fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE),
     )
 
@@ -122,17 +127,17 @@ def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:
     """The plan to aim at: the current one unless another is clearly better.
 
     One is better if decodes get their tokens in time and the current one does not give them that,
-    or else by its rate; or if it has fewer microbatches and is as good as the best, down to a
+    or else by its worth; or if it has fewer microbatches and is as good as the best, down to a
     single one.
     """
-    best = max(plans, key=lambda plan: (plan.fits, plan.rate))
-    if (best.fits, best.rate) > (current.fits, current.rate * (1.0 + HYSTERESIS)):
+    best = max(plans, key=lambda plan: (plan.fits, plan.worth))
+    if (best.fits, best.worth) > (current.fits, current.worth * (1.0 + HYSTERESIS)):
         return best
     fewer = [
         plan
         for plan in plans
         if plan.num_in_flight < current.num_in_flight
-        and (plan.fits, plan.rate) >= (best.fits, best.rate * (1.0 - NEGLIGIBLE))
+        and (plan.fits, plan.worth) >= (best.fits, best.worth * (1.0 - NEGLIGIBLE))
     ]
     return min(fewer, key=lambda plan: plan.num_in_flight, default=current)
 

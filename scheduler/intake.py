@@ -3,7 +3,8 @@
 Both outlive epochs. It hands nothing out: `batching.py` opens the slots.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler.fair_share import OUTPUT_WEIGHT, FairShare
@@ -42,7 +43,11 @@ class Intake:
         candidates = waiting[: residences.num_slots_free]
         if not candidates or residences.num_blocks_free == 0:
             return Line(waiting, 0)
-        running, capacity_tokens = queues.running(), residences.capacity_tokens
+        capacity_tokens = residences.capacity_tokens
+        final_tokens = sum(sequence.final_len for sequence in candidates)
+        if residences.num_final_tokens + final_tokens <= capacity_tokens:
+            return Line(waiting, len(candidates))  # whatever comes
+        running = queues.running()
         number = num_admissible(running, candidates, self._lengths, capacity_tokens)
         if number < len(candidates):
             # The first one left out may share what others hold, and so need less than it seems.
@@ -51,9 +56,10 @@ class Intake:
                 number = num_admissible(running, candidates, self._lengths, capacity_tokens)
         return Line(waiting, number)
 
-    def served(self, sequence: TrackedSequence) -> None:
-        """A sequence has one more token."""
-        self.shares.charge(sequence.request.tenant, OUTPUT_WEIGHT)
+    def served(self, sequences: Iterable[TrackedSequence]) -> None:
+        """Each of these has one more token."""
+        for tenant, number in Counter(each.request.tenant for each in sequences).items():
+            self.shares.charge(tenant, number * OUTPUT_WEIGHT)
 
     def ended(self, sequence: TrackedSequence) -> None:
         """A sequence is over, for whatever reason: that is what memory waits for."""

@@ -60,8 +60,6 @@ def num_admissible(
     share with them (`num_shared`) comes off theirs.
     """
     both = [*running, *waiting]
-    if sum(sequence.final_len for sequence in both) <= capacity_tokens:
-        return len(waiting)
     known = np.array([len(sequence.token_ids) for sequence in both], dtype=np.float64)
     prompts = np.array([len(each.request.prompt_ids) for each in both], dtype=np.float64)
     final = np.array([sequence.final_len for sequence in both], dtype=np.float64)

@@ -29,6 +29,9 @@ class Residences:
         self._first_fresh_slot = 0
         self._holders: dict[int, TrackedSequence] = {}
         self._released_slots: list[int] = []
+        # Entries in block tables, and tokens of all sequences if each runs to the end allowed.
+        self._num_held = 0
+        self.num_final_tokens = 0
 
     @property
     def num_blocks_used(self) -> int:
@@ -46,10 +49,8 @@ class Residences:
 
         Half of each one's last block is taken to be empty.
         """
-        residences = [holder.residence for holder in self._holders.values()]
-        num_held = sum(len(residence.block_ids) for residence in residences if residence)
-        num_blocks = self._limits.num_blocks + num_held - self._blocks.num_used
-        return self._limits.block_size * (num_blocks - len(residences) / 2)
+        num_blocks = self._limits.num_blocks + self._num_held - self._blocks.num_used
+        return self._limits.block_size * (num_blocks - len(self._holders) / 2)
 
     @property
     def num_slots_used(self) -> int:
@@ -122,6 +123,8 @@ class Residences:
             num_named=len(cached),
         )
         self._holders[slot] = sequence
+        self._num_held += len(sequence.residence.block_ids)
+        self.num_final_tokens += sequence.final_len
         return sequence.residence
 
     def _take_slot(self) -> int:
@@ -138,6 +141,7 @@ class Residences:
         """Takes one more block, of which one must be free, and returns it."""
         block_ids = self._blocks.take(1)
         residence.block_ids.extend(block_ids)
+        self._num_held += 1
         return block_ids
 
     def name_filled(self, sequences: Iterable[TrackedSequence]) -> None:
@@ -161,6 +165,8 @@ class Residences:
             return
         sequence.residence = None
         del self._holders[residence.slot]
+        self._num_held -= len(residence.block_ids)
+        self.num_final_tokens -= sequence.final_len
         # The last first: an end is of no use without its beginning, so it is forgotten before it.
         self._blocks.free(reversed(residence.block_ids))
         heapq.heappush(self._freed_slots, residence.slot)
@@ -186,6 +192,9 @@ class Residences:
         held = [block for stay in stays.values() if stay for block in stay.block_ids]
         self._blocks.check_integrity(held, self._limits.num_blocks)
         num_holders = Counter(held)
+        assert len(held) == self._num_held, f"{len(held)} held, {self._num_held} counted"
+        final = sum(holder.final_len for holder in self._holders.values())
+        assert final == self.num_final_tokens, f"{final} tokens, {self.num_final_tokens} counted"
         own = [
             block for stay in stays.values() if stay for block in stay.block_ids[stay.num_named :]
         ]

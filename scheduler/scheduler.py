@@ -100,6 +100,7 @@ class Scheduler:
         sent = self._in_flight.sent(step)
         assert sent is not None, f"step {step} was sent and is forgotten"
         self._policy.complete(sent, now)
+        self._intake.served(sequence for sequence, _ in tokens)
         return tuple(self._accept(sequence, token, now) for sequence, token in tokens)
 
     def observe(self, record: StageRecord) -> None:
@@ -252,7 +253,6 @@ class Scheduler:
             self._forget(sequence)
             return TokenEvent(sequence.sequence_id, token)
         finish_reason = sequence.accept(token.token_id, now)
-        self._intake.served(sequence)
         if finish_reason is None:
             self._queues.move(sequence, Phase.READY)
         else:

@@ -85,6 +85,11 @@ class WaitingLine:
         Notes in each how far its priority has aged, which stays with it while it runs.
         """
         best = min((priority for _, priority in self._lines), default=0)
+        if len(self._lines) == 1:
+            for sequence in tuple(next(iter(self._lines.values())).sequences):
+                sequence.rank = best
+                yield sequence
+            return
         served = {tenant: self._shares[tenant] for tenant, _ in self._lines}
         # The next of each line is the last of its list.
         lines = [line.sequences[::-1] for line in self._lines.values()]
@@ -94,7 +99,7 @@ class WaitingLine:
             return _aged(head, now, best), served[head.request.tenant], head.due_key
 
         while lines:
-            line = min(lines, key=turn) if len(lines) > 1 else lines[0]
+            line = min(lines, key=turn)
             sequence = line.pop()
             if not line:
                 lines.remove(line)

@@ -75,7 +75,7 @@ def goodput(
 
     if guess > 0.0:
         return search_goodput(is_good, guess, stride=1.12, tolerance=TOLERANCE)
-    return search_goodput(is_good, start=8.0, tolerance=TOLERANCE)
+    return search_goodput(is_good, scenario.usual_rate, stride=1.4, tolerance=TOLERANCE)
 
 
 def good_share(

@@ -27,7 +27,10 @@ TraceMaker = Callable[[int, float, int], Trace]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One situation; `slows_down` says that stage 1 takes twice as long from the middle on."""
+    """One situation; `slows_down` says that stage 1 takes twice as long from the middle on.
+
+    `usual_rate` is a goodput to expect, from which a search starts.
+    """
 
     name: str
     make_trace: TraceMaker
@@ -35,6 +38,7 @@ class Scenario:
     limits: SchedulerLimits
     targets: Targets
     slows_down: bool = False
+    usual_rate: float = 10.0
 
     def pipeline_for(self, trace: Trace) -> PipelineSpec:
         """The pipeline with what happens to it while this trace runs."""
@@ -70,6 +74,7 @@ def make_scenarios() -> dict[str, Scenario]:
             name="mooncake",
             make_trace=partial(_recorded, "mooncake_conversation_head.jsonl"),
             targets=Targets(ttft_seconds=10.0, tpot_seconds=0.1),
+            usual_rate=2.0,
         ),
     )
     return {scenario.name: scenario for scenario in scenarios}

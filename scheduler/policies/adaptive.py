@@ -7,10 +7,10 @@ equal time. It never looks at a clock: all it knows of time was handed to it.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from scheduler.cycle_aims import cycle_seconds, load_of, needed_rate
+from scheduler.cycle_aims import cycle_seconds, load_of, memory_shortage, needed_rate
 from scheduler.cycle_plan import (
     MIN_CHUNK_TOKENS,
     CycleLimits,
@@ -168,10 +168,11 @@ class AdaptivePolicy:
         seconds = cycle_seconds(view, self._options.tpot_seconds, self._options.slack)
         num_kept = self._num_kept[has_prompts]
         kept = (num_kept, min(self._num_with_prompts, num_kept))
-        plan = self._planner(load, seconds)
+        limits = CycleLimits(seconds, self._max_rows, memory_shortage=memory_shortage(view))
+        plan = self._planner(load, limits)
         self._plan = plan(*kept)
         if has_prompts and needed_rate(view) > self._plan.rate:
-            plan = self._planner(load, seconds, prompts_hurry=True)
+            plan = self._planner(load, replace(limits, prompts_hurry=True))
             self._plan = plan(*kept)
         if num_records >= WARMUP_RECORDS:
             self._plan = _next_plan(plan, self._plan, self._limits.num_steps_in_flight, has_prompts)
@@ -180,11 +181,8 @@ class AdaptivePolicy:
             self._num_with_prompts = self._plan.num_with_prompts
         self._num_until_plan = self._num_in_flight
 
-    def _planner(
-        self, load: CycleLoad, seconds: float, *, prompts_hurry: bool = False
-    ) -> Callable[[int, int], CyclePlan]:
-        """Plans a cycle of so many seconds at most, by microbatches in flight and with prompts."""
-        limits = CycleLimits(seconds, self._max_rows, prompts_hurry)
+    def _planner(self, load: CycleLoad, limits: CycleLimits) -> Callable[[int, int], CyclePlan]:
+        """Plans a cycle within limits, by microbatches in flight and those with prompts."""
         return partial(plan_cycle, self._costs, self._model.overhead_seconds, load, limits)
 
     def _has_prompts_enough(self, view: SchedulerView) -> bool:
