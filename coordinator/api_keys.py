@@ -49,16 +49,13 @@ ANONYMOUS: Final = Tenant("")
 class ApiKeys:
     """The keys of one file, which may change at any time; without a file, everybody may enter."""
 
-    def __init__(self, path: Path | None, defaults: Tenant = ANONYMOUS, own_hash: str = "") -> None:
+    def __init__(self, path: Path | None, defaults: Tenant = ANONYMOUS) -> None:
         """`defaults` has the limits of keys for which the file says none.
-
-        `own_hash` is that of one more key, the launcher's, which is in no file.
 
         Raises `KeyFileError`.
         """
         self._path = path
         self._defaults = defaults
-        self._own = {own_hash: Tenant("stagemesh")} if own_hash else {}
         self._signature = _signature(path)
         self._tenants = {} if path is None else read_key_file(path, defaults)
 
@@ -76,7 +73,7 @@ class ApiKeys:
         if scheme.lower() != "bearer":
             raise UnauthenticatedError(problem="the authorization is no Bearer token")
         asked, found = hash_of(key.strip()), None
-        for known, tenant in (self._tenants | self._own).items():
+        for known, tenant in self._tenants.items():
             if hmac.compare_digest(asked, known):
                 found = tenant
         if found is None:

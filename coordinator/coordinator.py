@@ -47,7 +47,7 @@ class Coordinator:
             self.model, self.dispatcher, options.max_model_len, options.max_waiting
         )
         limits = Tenant("", options.key_max_in_flight, options.key_tokens_per_minute)
-        self.keys = ApiKeys(options.api_keys, limits, options.launcher_key_hash)
+        self.keys = ApiKeys(options.api_keys, limits)
         self._expose_load()
         self.started_at = int(time.time())
         self._started = time.monotonic()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.tls import DoorTls, MeshTls
 from scheduler import PolicyName, PolicyOptions
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions
 
@@ -79,8 +80,12 @@ class CoordinatorOptions:
     # The limits of keys for which the file says none; None is no limit.
     key_max_in_flight: int | None = None
     key_tokens_per_minute: int | None = None
-    # The hash of one more key, which the launcher made for itself.
-    launcher_key_hash: str = ""
+    # The mesh's certificate of this process; None: links without TLS, on loopback only unless
+    # `is_mesh_insecure`.
+    mesh_tls: MeshTls | None = None
+    is_mesh_insecure: bool = False
+    # The certificate of both doors; None: doors without TLS.
+    door_tls: DoorTls | None = None
     exit_with_parent: bool = False
 
     @property

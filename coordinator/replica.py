@@ -134,7 +134,12 @@ class Replica:
                 tasks.create_task(member.watch())
             links = [
                 await stack.enter_async_context(
-                    StageLink.connect(member, options.call_seconds, options.load_progress_seconds)
+                    StageLink.connect(
+                        member,
+                        options.call_seconds,
+                        options.load_progress_seconds,
+                        options.mesh_tls,
+                    )
                 )
                 for member in members
             ]

@@ -1,6 +1,6 @@
 """Owns the coordinator process: its three listeners, its health, its start and its end.
 
-The doors (gRPC and HTTP, for clients and operators) and the mesh (workers) listen apart, so that
+The doors (gRPC and HTTP, for clients) and the mesh (workers and operators) listen apart, so that
 each can be reached by those whom it is for. All of them run on one event loop.
 """
 
@@ -23,7 +23,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.service import InferenceService
 from coordinator.size_guard import SizeGuard
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
-from runtime import process, rpc
+from runtime import peers, process, rpc
 from runtime.call_metrics import count_calls
 from runtime.logs import get_logger
 from runtime.loop_lag import observe_loop_lag
@@ -77,14 +77,15 @@ async def serve_coordinator(
     )
     health_servicer = health.aio.HealthServicer()
     door = _make_door(coordinator, health_servicer)
-    http = HttpServer(make_app(coordinator), _CLOSE_SECONDS)
-    mesh = rpc.make_server(count_call=count_calls(coordinator.metrics))
+    http = HttpServer(make_app(coordinator), _CLOSE_SECONDS, options.door_tls)
+    mesh = rpc.make_server(count_call=count_calls(coordinator.metrics), check=peers.admit)
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh_service, mesh)
+    _add_operations(mesh, coordinator, health_servicer)
     try:
         addresses = Addresses(
-            await rpc.bind(door, options.grpc),
+            await rpc.bind(door, options.grpc, options.door_tls),
             await http.bind(options.http),
-            await rpc.bind(mesh, options.mesh),
+            await rpc.bind(mesh, options.mesh, options.mesh_tls),
         )
         coordinator.mesh_address = addresses.mesh
         await door.start()
@@ -145,11 +146,17 @@ def _make_door(
     inference_pb2_grpc.add_InferenceServicer_to_server(
         InferenceService(coordinator.admission), door
     )
-    mesh_pb2_grpc.add_OperationsServicer_to_server(OperationsService(coordinator), door)
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, door)
+    _add_operations(door, coordinator, health_servicer)
     names = (INFERENCE_SERVICE, OPERATIONS_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, door)
     return door
+
+
+def _add_operations(
+    server: grpc.aio.Server, coordinator: Coordinator, health_servicer: health.aio.HealthServicer
+) -> None:
+    mesh_pb2_grpc.add_OperationsServicer_to_server(OperationsService(coordinator), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
 
 
 async def _publish_health(coordinator: Coordinator, servicer: health.aio.HealthServicer) -> None:

@@ -20,6 +20,7 @@ from coordinator.membership import Member
 from protos import stage_pb2, stage_pb2_grpc
 from runtime.errors import StagemeshError, WorkerDiedError, WorkerFailedError, WorkerRefusedError
 from runtime.rpc import dial, error_from_rpc
+from runtime.tls import MeshTls, Role
 
 ProgressFn = Callable[[int, int], None]
 ForwardCall = grpc.aio.StreamStreamCall[stage_pb2.Frame, stage_pb2.Credit]
@@ -94,10 +95,15 @@ class StageLink:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, member: Member, call_seconds: float, progress_seconds: float
+        cls,
+        member: Member,
+        call_seconds: float,
+        progress_seconds: float,
+        mesh_tls: MeshTls | None = None,
     ) -> AsyncIterator["StageLink"]:
         """A link whose channel, and with it every call left open, is closed at the end."""
-        async with dial(member.identity.address) as channel:
+        tls = None if mesh_tls is None else mesh_tls.towards(Role.WORKER)
+        async with dial(member.identity.address, tls) as channel:
             yield cls(member, channel, call_seconds, progress_seconds)
 
     async def load(self, assignment: Assignment, progress: ProgressFn) -> LoadReport:

@@ -267,6 +267,32 @@ class KeyFileError(StagemeshError):
 
 
 @dataclass(eq=False, kw_only=True)
+class CertificateError(StagemeshError):
+    """Raised when a certificate, key or authority cannot be used."""
+
+    code = "certificate"
+    grpc_status = "FAILED_PRECONDITION"
+    template = "{path}: {problem}; make another with `stagemesh certs`"
+    path: str
+    problem: str
+
+
+@dataclass(eq=False, kw_only=True)
+class InsecureMeshError(StagemeshError):
+    """Raised when a link of the mesh would be open to others without TLS, and nobody said so."""
+
+    code = "insecure_mesh"
+    grpc_status = "FAILED_PRECONDITION"
+    template = (
+        "{option} {address} is open to other machines, and without TLS whoever reaches it can run "
+        "and read the mesh: make certificates with `stagemesh certs` and give --tls-dir, or give "
+        "--insecure-mesh in a network that you trust"
+    )
+    option: str
+    address: str
+
+
+@dataclass(eq=False, kw_only=True)
 class NotEnoughMemoryError(StagemeshError):
     """Raised when a stage's weights or KV cache do not fit the device."""
 
@@ -738,6 +764,19 @@ class AssignmentError(RefusedWorkerError):
 
     code = "assignment"
     template = "expected assignment {expected}, got {actual}"
+    expected: str
+    actual: str
+
+
+@dataclass(eq=False, kw_only=True)
+class ForbiddenPeerError(StagemeshError):
+    """Raised when a caller's certificate does not let it call a method of the mesh."""
+
+    code = "forbidden_peer"
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+    template = "{what} is for a {expected}, and the caller's certificate says {actual}"
+    what: str
     expected: str
     actual: str
 

@@ -1,8 +1,7 @@
-"""Owns how our processes speak gRPC: channel options, listening, serving and errors on the wire.
+"""Owns how our processes speak gRPC: channel options, dialling, listening, reading errors.
 
-It never knows a service or a message. A handler raises a `StagemeshError` (alone or in a
-TaskGroup's exception group) and `ErrorInterceptor` turns it into a status; anything else that
-escapes a handler is logged here and reaches the client as INTERNAL.
+It never knows a service or a message. What a handler raises is turned into a status by
+`runtime/error_interceptor.py`.
 """
 
 import asyncio
@@ -10,28 +9,18 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from inspect import isasyncgenfunction
-from typing import Any, Final, Never
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from runtime.call_metrics import CallCounter, Context
-from runtime.errors import (
-    EpochEndedError,
-    InvalidRequestError,
-    PortTakenError,
-    StagemeshError,
-    find_error,
-)
-from runtime.logs import get_logger
-from runtime.rich_errors import DETAILS_KEY, error_metadata, error_status, short_message
+from runtime.call_metrics import CallCounter
+from runtime.error_interceptor import CODE_KEY, CallCheck, ErrorInterceptor
+from runtime.errors import EpochEndedError, InvalidRequestError, PortTakenError
+from runtime.rich_errors import DETAILS_KEY, error_metadata
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
-CODE_KEY: Final = "stagemesh-code"
 
 # A name or an address: nothing that gRPC would take for a scheme, such as unix:PATH.
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w.-]+", re.ASCII)
@@ -66,24 +55,57 @@ SERVER_OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
 )
 
-_log = get_logger()
+
+@dataclass(frozen=True, slots=True)
+class ChannelTls:
+    """How a channel is secured; `runtime/tls.py` makes it.
+
+    `server_name` is the name that the server's certificate must have; empty: the address's host.
+    """
+
+    credentials: grpc.ChannelCredentials
+    server_name: str = ""
+
+    @property
+    def options(self) -> tuple[tuple[str, str | int], ...]:
+        """Those of a channel, with ours."""
+        if not self.server_name:
+            return CHANNEL_OPTIONS
+        return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", self.server_name))
 
 
-def dial(address: str) -> grpc.aio.Channel:
+class ServerTls(Protocol):
+    """What a listener shows and demands; `runtime/tls.py` has them."""
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """As gRPC takes them."""
+
+
+def dial(address: str, tls: ChannelTls | None = None) -> grpc.aio.Channel:
     """A channel to HOST:PORT, which connects at its first call; close it when done."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.credentials, options=tls.options)
+
+
+def dial_blocking(address: str, tls: ChannelTls | None = None) -> grpc.Channel:
+    """The same for programs without an event loop."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, tls.credentials, options=tls.options)
 
 
 def make_server(
-    *interceptors: grpc.aio.ServerInterceptor, count_call: CallCounter | None = None
+    *interceptors: grpc.aio.ServerInterceptor,
+    count_call: CallCounter | None = None,
+    check: CallCheck | None = None,
 ) -> grpc.aio.Server:
-    """A server whose handlers may raise `StagemeshError`; services and `bind` come next."""
-    errors = ErrorInterceptor(count_call or _count_nothing)
+    """A server whose handlers may raise `StagemeshError`; services and `bind` come next.
+
+    `check` raises what refuses a call, before its handler sees it.
+    """
+    errors = ErrorInterceptor(count_call, check)
     return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(errors, *interceptors))
-
-
-def _count_nothing(method: str, context: Context) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -96,7 +118,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-async def bind(server: grpc.aio.Server, address: str) -> str:
+async def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None = None) -> str:
     """Makes `server` listen on HOST:PORT, where port 0 picks a free one; returns HOST:PORT.
 
     Raises `PortTakenError` for an address that is in use or not this machine's.
@@ -104,7 +126,10 @@ async def bind(server: grpc.aio.Server, address: str) -> str:
     # Bound and let go: unlike gRPC, the operating system says what is wrong.
     (await open_socket(address)).close()
     try:
-        bound = server.add_insecure_port(address)
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, tls.server_credentials())
     except RuntimeError as exc:
         raise PortTakenError(address=address) from exc
     return f"{address.rpartition(':')[0]}:{bound}"
@@ -131,19 +156,6 @@ async def open_socket(address: str) -> socket.socket:
     return bound
 
 
-async def abort(context: Context, error: StagemeshError) -> Never:
-    """Ends a call with the error's status and message; the trailing metadata says the rest.
-
-    That is its code, and a `google.rpc.Status` for whoever reads those.
-    """
-    message = short_message(error)
-    await context.abort(
-        grpc.StatusCode[error.grpc_status],
-        message,
-        trailing_metadata=((CODE_KEY, error.code), (DETAILS_KEY, error_status(error, message))),
-    )
-
-
 def error_from_rpc(exc: grpc.aio.AioRpcError) -> tuple[str, str]:
     """Code and message of a failed call; from gRPC itself, the code is the status's name."""
     metadata = exc.trailing_metadata() or ()
@@ -160,106 +172,3 @@ def epoch_end_from_rpc(exc: grpc.aio.AioRpcError, who: str) -> EpochEndedError:
     cause = error_metadata(bytes(trailer.get(DETAILS_KEY, b""))).get("cause", code)
     opening = str(EpochEndedError(cause=cause, detail=""))
     return EpochEndedError(cause=cause, detail=f"{who}: {message.removeprefix(opening)}")
-
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Ends a call whose handler raised with the status that fits, and logs what it cannot name.
-
-    A handler that yields its responses is closed before the call ends, also when the client went
-    away, so that its `finally` runs then and not when it is collected.
-    """
-
-    def __init__(self, count_call: CallCounter) -> None:
-        self._count_call = count_call
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Wraps the handler that gRPC found for the call, if any."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        return _guard(handler, handler_call_details.method, self._count_call)
-
-
-def _guard(handler: Any, method: str, count_call: CallCounter) -> Any:
-    behaviour = (
-        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    )
-    writes = isasyncgenfunction(behaviour)
-
-    async def guarded(request: Any, context: Context) -> Any:
-        with count_call(method, context):
-            return await answer(request, context)
-
-    async def answer(request: Any, context: Context) -> Any:
-        try:
-            if isinstance(request, DecodeError | StagemeshError):
-                raise request
-            if not writes:
-                return await behaviour(request, context)
-            async with aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    await context.write(response)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as exc:  # noqa: BLE001 - the RPC boundary
-            # A write that a deadline cut short is still under way, and so no status can be sent;
-            # the peer, whose deadline it is, needs none.
-            with suppress(grpc.aio.InternalError):
-                await _abort_with(context, exc, method)
-
-    kind = (
-        f"{'stream' if handler.request_streaming else 'unary'}"
-        f"_{'stream' if handler.response_streaming else 'unary'}_rpc_method_handler"
-    )
-    make_handler = getattr(grpc, kind)
-    deserializer = handler.request_deserializer
-    if not handler.request_streaming:
-        deserializer = _keeping_errors(deserializer)
-    return make_handler(guarded, deserializer, handler.response_serializer)
-
-
-def _keeping_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Hands why a request cannot be read to the handler, where else gRPC logs a traceback."""
-    if deserialize is None:
-        return None
-
-    def keep(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except (DecodeError, StagemeshError) as error:
-            return error
-
-    return keep
-
-
-async def _abort_with(context: Context, exc: Exception, method: str) -> Never:
-    error = find_error(exc) or _undecodable(exc)
-    if error is None:
-        # Writing to a peer that left fails too, and is no fault of ours.
-        is_peers = context.done() or _holds(exc, grpc.aio.InternalError)
-        log = _log.info if is_peers else _log.error
-        log("rpc_failed", method=method, exc_info=exc)
-        await context.abort(
-            grpc.StatusCode.INTERNAL,
-            "internal error; the server's log says more",
-            trailing_metadata=((CODE_KEY, StagemeshError.code),),
-        )
-    _log.info("rpc_refused", method=method, code=error.code, message=short_message(error))
-    await abort(context, error)
-
-
-def _undecodable(exc: Exception) -> StagemeshError | None:
-    if not _holds(exc, DecodeError):
-        return None
-    return InvalidRequestError(field="message", problem="it is not what this method takes")
-
-
-def _holds(exc: Exception, kind: type[Exception]) -> bool:
-    """Whether it is, or groups, an error of that kind."""
-    if isinstance(exc, ExceptionGroup):
-        return exc.subgroup(kind) is not None
-    return isinstance(exc, kind)

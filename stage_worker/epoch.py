@@ -58,6 +58,8 @@ class EpochSession:
         self.num_steps = 0
         self._plan = plan
         self._group = group
+        # Its steps come from the coordinator, those of others from the stage before.
+        self.is_first = plan.receive.hidden_interval is None
         self._stage = stage
         self._device = device
         self._receiver = Receiver(plan.receive)

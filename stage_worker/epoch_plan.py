@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from protos import stage_pb2
 from runtime.errors import InvalidRequestError, NeverFitsError, NotEnoughMemoryError
+from runtime.tls import MeshTls, Role
 from stage_worker.assembly import ReceivePlan
 from stage_worker.collectives.opening import GroupSpec
 from stage_worker.lanes import joined, own_interval
@@ -61,7 +62,9 @@ def check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> Non
     _check_peers(request, loaded)
 
 
-def make_epoch_plan(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> EpochPlan:
+def make_epoch_plan(
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, mesh_tls: MeshTls | None
+) -> EpochPlan:
     """The plan of a request that `check_limits` has let pass."""
     hidden_size, spec = loaded.stage.config.hidden_size, loaded.stage.spec
     dtype = loaded.assignment.dtype
@@ -82,6 +85,7 @@ def make_epoch_plan(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> 
             window=request.window,
             dtype=dtype,
             hidden_interval=part,
+            tls=None if mesh_tls is None else mesh_tls.towards(Role.WORKER),
         )
         for rank, part in joined(own, hidden_size, len(request.next)).items()
     )

@@ -19,6 +19,7 @@ from runtime import rpc
 from runtime.errors import WorkerRefusedError
 from runtime.logs import get_logger
 from runtime.tasks import run_apart
+from runtime.tls import MeshTls, Role
 
 _FIRST_DELAY_SECONDS = 0.1
 _MAX_DELAY_SECONDS = 5.0
@@ -48,6 +49,7 @@ async def stay_joined(
     make_hello: Callable[[], Awaitable[mesh_pb2.Hello]],
     set_joined: Callable[[bool], Awaitable[None]],
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat] = mesh_pb2.Heartbeat,
+    mesh_tls: MeshTls | None = None,
 ) -> Never:
     """Be a member until cancelled; raises WorkerRefusedError when the coordinator refuses.
 
@@ -68,7 +70,7 @@ async def stay_joined(
         reason = ""
         try:
             hello = await make_hello()
-            await run_apart(_be_member(coordinator, hello, joined, make_heartbeat))
+            await run_apart(_be_member(coordinator, hello, joined, make_heartbeat, mesh_tls))
         except* (_MembershipLostError, OSError) as lost:
             reason = str(lost.exceptions[0])
         await set_joined(False)
@@ -83,8 +85,9 @@ async def _be_member(
     hello: mesh_pb2.Hello,
     joined: Callable[[], Awaitable[None]],
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
+    mesh_tls: MeshTls | None,
 ) -> Never:
-    async with _membership(coordinator, hello) as (call, heartbeat_seconds):
+    async with _membership(coordinator, hello, mesh_tls) as (call, heartbeat_seconds):
         _log.info("joined", coordinator=coordinator, address=hello.address)
         await joined()
         await _exchange_heartbeats(call, heartbeat_seconds, make_heartbeat)
@@ -103,10 +106,11 @@ def retry_delays(jitter: random.Random) -> Iterator[float]:
 
 @asynccontextmanager
 async def _membership(
-    coordinator: str, hello: mesh_pb2.Hello
+    coordinator: str, hello: mesh_pb2.Hello, mesh_tls: MeshTls | None
 ) -> AsyncIterator[tuple[_JoinCall, float]]:
     """A Join stream past its welcome, with the seconds between heartbeats that it asked for."""
-    async with rpc.dial(coordinator) as channel:
+    tls = None if mesh_tls is None else mesh_tls.towards(Role.COORDINATOR)
+    async with rpc.dial(coordinator, tls) as channel:
         call: _JoinCall = mesh_pb2_grpc.MeshStub(channel).Join()
         try:
             await _write(call, mesh_pb2.WorkerMessage(hello=hello))

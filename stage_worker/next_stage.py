@@ -35,6 +35,7 @@ class LinkPlan:
     window: int
     dtype: stage_pb2.DType
     hidden_interval: Interval
+    tls: rpc.ChannelTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class NextStage:
 
     def __init__(self, plan: LinkPlan) -> None:
         self._plan = plan
-        self._channel = rpc.dial(plan.address)
+        self._channel = rpc.dial(plan.address, plan.tls)
         self._call: ForwardCall = open_forward(self._channel)
         self._credits = asyncio.Semaphore(plan.window)
         self._num_begun = 0

@@ -15,7 +15,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from protos import mesh_pb2
-from runtime import rpc
+from runtime import peers, rpc
 from runtime.call_metrics import count_calls
 from runtime.device_codec import usage_to_proto
 from runtime.devices import make_probe
@@ -25,6 +25,7 @@ from runtime.loop_lag import observe_loop_lag
 from runtime.metrics import WorkerMetrics
 from runtime.metrics_server import serving_metrics
 from runtime.process import run
+from runtime.tls import MeshTls, check_mesh_address
 from stage_worker.executor import DeviceThread
 from stage_worker.health import WorkerHealth
 from stage_worker.introduction import Introduction
@@ -50,8 +51,8 @@ class WorkerOptions:
 
     `listen` is for the stages, `metrics` for Prometheus; port 0 takes a free one. `model_path`
     stands in for the model that the coordinator names, on a node where it lies
-    elsewhere. With a `pace` it computes nothing. `exit_with_parent` stops the process when
-    standard input ends.
+    elsewhere. With a `pace` it computes nothing. Without `mesh_tls`, `listen` must be on loopback
+    unless `is_mesh_insecure`. `exit_with_parent` stops the process when standard input ends.
     """
 
     coordinator: str
@@ -61,6 +62,8 @@ class WorkerOptions:
     device: str = "auto"
     num_threads: int = 1
     pace: Pace | None = None
+    mesh_tls: MeshTls | None = None
+    is_mesh_insecure: bool = False
     exit_with_parent: bool = False
 
 
@@ -81,23 +84,26 @@ def run_worker(options: WorkerOptions) -> None:
 
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
+    tls = options.mesh_tls
+    check_mesh_address(options.listen, "--listen", tls, options.is_mesh_insecure)
     kind = PACED if options.pace else _choose_device(options.device)
     device = WorkerDevice(kind, options.num_threads, options.model_path, options.pace)
     worker_id = str(uuid.uuid4())
     metrics = WorkerMetrics(CollectorRegistry())
-    server, health = rpc.make_server(count_call=count_calls(metrics)), WorkerHealth()
+    server = rpc.make_server(count_call=count_calls(metrics), check=peers.admit)
+    health = WorkerHealth()
     look = make_probe(device.kind, device_uuid(device.kind))
     with closing(DeviceThread(device.num_threads)) as thread:
         async with (
             serving_metrics(options.metrics, metrics.registry) as metrics_address,
             asyncio.TaskGroup() as tasks,
         ):
-            worker = Worker(worker_id, device, thread, tasks)
+            worker = Worker(worker_id, device, thread, tasks, tls)
             expose(metrics, worker, health)
             expose_device(metrics, look)
             StageService(worker).add_to(server)
             await health.add_to(server)
-            address = await rpc.bind(server, options.listen)
+            address = await rpc.bind(server, options.listen, tls)
             await server.start()
             try:
                 me = Introduction(
@@ -110,6 +116,7 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
                             me.hello,
                             health.set_joined,
                             lambda: mesh_pb2.Heartbeat(usage=usage_to_proto(look())),
+                            tls,
                         )
                     ),
                     tasks.create_task(observe_loop_lag(metrics.event_loop_lag)),

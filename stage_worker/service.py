@@ -12,6 +12,8 @@ from typing import Any
 import grpc.aio
 
 from protos import stage_pb2, stage_pb2_grpc
+from runtime.peers import check_caller
+from runtime.tls import Role
 from stage_worker.progress import with_progress
 from stage_worker.transport import ForwardContext, add_forward_handler
 from stage_worker.worker import Worker
@@ -74,7 +76,10 @@ class StageService(stage_pb2_grpc.StageServicer):
         self, _: Any, context: ForwardContext
     ) -> None:
         """Belongs to the epoch that is open when the stream begins."""
-        await self._worker.session().serve_sender(context)
+        session = self._worker.session()
+        sender = Role.COORDINATOR if session.is_first else Role.WORKER
+        check_caller(context, frozenset({sender}), "this stage's Forward")
+        await session.serve_sender(context)
 
     async def Results(
         self, request: stage_pb2.ResultsRequest, _: Any

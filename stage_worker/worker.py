@@ -17,6 +17,7 @@ from runtime.errors import (
     NotReadyError,
     StaleEpochError,
 )
+from runtime.tls import MeshTls
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.collectives.opening import open_group
 from stage_worker.epoch import EpochSession
@@ -43,8 +44,10 @@ class Worker:
         device: WorkerDevice,
         thread: DeviceThread,
         tasks: asyncio.TaskGroup,
+        mesh_tls: MeshTls | None = None,
     ) -> None:
         self.worker_id = worker_id
+        self._mesh_tls = mesh_tls
         self._device = device
         self._thread = thread
         self._tasks = tasks
@@ -95,7 +98,7 @@ class Worker:
             loaded = self._check_epoch(request)
             await self._end_session()
             self._group = await self._thread.run(partial(_open_stage, request, loaded))
-            plan = make_epoch_plan(request, loaded)
+            plan = make_epoch_plan(request, loaded, self._mesh_tls)
             session = EpochSession(plan, loaded.stage, self._thread, self._group)
             self._results = session.results
             self._session = session

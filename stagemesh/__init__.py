@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from runtime.version import VERSION
 
 if TYPE_CHECKING:
+    from runtime.tls import trusting
     from stagemesh.client import AsyncClient
     from stagemesh.generation import (
         Chat,
@@ -46,6 +47,7 @@ _HOMES: Final = {
     "StagemeshRpcError": "stagemesh.rpc_error",
     "TokenIds": "stagemesh.generation",
     "Update": "stagemesh.generation",
+    "trusting": "runtime.tls",
 }
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "TokenIds",
     "Update",
     "__version__",
+    "trusting",
 ]
 
 

@@ -13,7 +13,7 @@ import grpc
 from protos import inference_pb2, mesh_pb2
 from protos.inference_pb2_grpc import InferenceStub
 from protos.mesh_pb2_grpc import OperationsStub
-from runtime.rpc import dial
+from runtime.rpc import ChannelTls, dial
 from stagemesh.generation import GenerationRequest, Model, Prompt, Update
 from stagemesh.generation_codec import (
     models_from_proto,
@@ -25,6 +25,8 @@ from stagemesh.rpc_error import rpc_error
 from stagemesh.state import MeshState, state_from_proto
 
 DEFAULT_TARGET: Final = "127.0.0.1:50050"
+# The coordinator's door for workers, which answers operators, too.
+DEFAULT_MESH: Final = "127.0.0.1:50051"
 CALL_TIMEOUT_SECONDS: Final = 5.0
 
 Answer = TypeVar("Answer")
@@ -39,10 +41,17 @@ class AsyncClient:
             ...
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        tls: ChannelTls | None = None,
+    ) -> None:
+        """`tls` is for a door with a certificate: `trusting(Path("ca.pem"))`."""
         self.target = target
         self._metadata = key_metadata(api_key)
-        self._channel = dial(target)
+        self._channel = dial(target, tls)
         self._inference = InferenceStub(self._channel)
         self._operations = OperationsStub(self._channel)
 

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import inference_pb2, stage_pb2
-from runtime.rpc import CHANNEL_OPTIONS
+from runtime.rpc import ChannelTls, dial_blocking
 from stagemesh.rpc_error import StagemeshRpcError
 
 _ALIVE = ""
@@ -20,9 +20,11 @@ _READY = (
 )
 
 
-def probe(address: str, *, is_ready_asked: bool, timeout_seconds: float) -> None:
+def probe(
+    address: str, *, is_ready_asked: bool, timeout_seconds: float, tls: ChannelTls | None = None
+) -> None:
     """Returns if the door or worker at `address` is well; StagemeshRpcError says why it is not."""
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    with dial_blocking(address, tls) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             status = _check(stub, _READY if is_ready_asked else (_ALIVE,), timeout_seconds)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from runtime.errors import LaunchError
+from runtime.tls import MeshTls, Role
 from stagemesh.children import Child, LineFn
 from stagemesh.client import AsyncClient
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy, end_of, stop_children
@@ -32,8 +33,10 @@ class LaunchPlan:
     workers: FleetPlan
     target: str
     http: str
-    # What the launcher shows to be told the state.
-    api_key: str | None = None
+    # Where the launcher asks what the mesh is doing.
+    mesh: str
+    mesh_tls: MeshTls | None = None
+    is_door_tls: bool = False
 
 
 class LocalMesh:
@@ -45,7 +48,8 @@ class LocalMesh:
         # The coordinator, too.
         self.children = self._fleet.children
         self._on_line = on_line
-        self._client = AsyncClient(plan.target, api_key=plan.api_key)
+        tls = None if plan.mesh_tls is None else plan.mesh_tls.towards(Role.COORDINATOR)
+        self._client = AsyncClient(plan.mesh, tls=tls)
 
     async def until_ready(self, on_state: Callable[[MeshState], None]) -> MeshState:
         """Follows the start, state by state; LaunchError if the mesh cannot be formed."""

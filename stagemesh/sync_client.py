@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from protos import inference_pb2, mesh_pb2
-from runtime.rpc import CHANNEL_OPTIONS
+from runtime.rpc import ChannelTls, dial_blocking
 from stagemesh.client import CALL_TIMEOUT_SECONDS, DEFAULT_TARGET, key_metadata
 from stagemesh.generation import GenerationRequest, Model, Prompt, Update
 from stagemesh.generation_codec import (
@@ -30,10 +30,17 @@ Answer = TypeVar("Answer", bound=Message)
 class Client:
     """A connection to one mesh, for programs without an event loop; use it as `with`."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        api_key: str | None = None,
+        tls: ChannelTls | None = None,
+    ) -> None:
+        """`tls` is for a door with a certificate: `trusting(Path("ca.pem"))`."""
         self.target = target
         self._metadata = key_metadata(api_key)
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._channel = dial_blocking(target, tls)
         self._infer = self._channel.unary_stream(
             "/stagemesh.v1.Inference/Infer",
             inference_pb2.InferRequest.SerializeToString,

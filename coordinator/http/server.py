@@ -11,6 +11,7 @@ from uvicorn import Config, Server
 
 from coordinator.http.protocol import DoorProtocol
 from runtime import rpc
+from runtime.tls import DoorTls
 
 if TYPE_CHECKING:
     import socket
@@ -22,8 +23,8 @@ _MAX_HEAD_BYTES: Final = 1 << 16
 class HttpServer:
     """One listener; `bind`, then `start`, then `stop`."""
 
-    def __init__(self, app: ASGIApp, grace_seconds: int) -> None:
-        """`grace_seconds` is what running responses get at the end."""
+    def __init__(self, app: ASGIApp, grace_seconds: int, tls: DoorTls | None = None) -> None:
+        """`grace_seconds` is what running responses get at the end; with `tls` it is HTTPS."""
         config = Config(
             app,
             http=DoorProtocol,
@@ -37,6 +38,8 @@ class HttpServer:
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=grace_seconds,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
         config.load()
         self._server = Server(config)

@@ -11,6 +11,7 @@ from cyclopts.validators import Number
 from stagemesh.cli.infer import stream_text, warn_unless_ready
 from stagemesh.cli.options import Address, ApiKey, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
+from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.silence import SilenceWatch
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Update
@@ -28,6 +29,7 @@ def chat(
     max_tokens: NotNegative | None = None,
     sampling: SamplingOptions = SAMPLING_DEFAULTS,
     timeout: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
+    security: ClientSecurityOptions = CLIENT_SECURITY_DEFAULTS,
 ) -> None:
     """Talk with a running mesh in the terminal.
 
@@ -49,7 +51,7 @@ def chat(
     """
     opening = () if system is None else (ChatMessage("system", system),)
     template = GenerationRequest(prompts=(), sampling=sampling.sampling(), max_tokens=max_tokens)
-    with Client(target, api_key=api_key) as client:
+    with Client(target, api_key=api_key, tls=security.door_tls()) as client:
         warn_unless_ready(client)
         _talk(client, opening, template, timeout)
 

@@ -16,9 +16,14 @@ from stagemesh.cli.options import (
     AddressOptions,
     BatchingOptions,
     ExitWithParent,
-    LauncherKeyHash,
     PlanOptions,
     ProcessLogOptions,
+)
+from stagemesh.cli.security import (
+    DOOR_SECURITY_DEFAULTS,
+    MESH_SECURITY_DEFAULTS,
+    DoorSecurityOptions,
+    MeshSecurityOptions,
 )
 from stagemesh.progress import ProgressView
 
@@ -31,9 +36,10 @@ def coordinator(
     batching: BatchingOptions = BATCHING_DEFAULTS,
     addresses: AddressOptions = ADDRESS_DEFAULTS,
     access: AccessOptions = ACCESS_DEFAULTS,
+    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
+    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
-    launcher_key_hash: LauncherKeyHash = "",
 ) -> None:
     """Run the coordinator of a mesh: it takes requests and waits for its workers.
 
@@ -47,16 +53,14 @@ def coordinator(
         node must have the same one.
     exit_with_parent
         Stop when standard input ends.
-    launcher_key_hash
-        The hash of the API key with which the parent asks for the state.
     """
     # Here, so that other commands do not wait for a tokenizer to be imported.
     from coordinator.server import run_coordinator
 
     configure_logging("coordinator", logs.log_level, logs.log_json)
-    options = coordinator_options(model, plan, batching, addresses, access)
+    options = coordinator_options(
+        model, plan, batching, addresses, access, mesh_security, door_security
+    )
     with ProgressView(Console(stderr=True)) as progress:
         check_options(options, progress)
-    run_coordinator(
-        replace(options, exit_with_parent=exit_with_parent, launcher_key_hash=launcher_key_hash)
-    )
+    run_coordinator(replace(options, exit_with_parent=exit_with_parent))

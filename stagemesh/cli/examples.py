@@ -61,23 +61,33 @@ Examples:
 COORDINATOR = """\
 Examples, with the workers on two other machines:
 
-    stagemesh coordinator smollm2 --pp 2 --mesh 0.0.0.0:50051
-    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100
-    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.3:50100"""
+    stagemesh coordinator smollm2 --pp 2 --mesh 0.0.0.0:50051 --tls-dir certs/a
+    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100 --tls-dir certs/b
+    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.3:50100 --tls-dir certs/c"""
 
 WORKER = """\
 Examples:
 
     stagemesh worker --coordinator 127.0.0.1:50051
-    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100 --threads 8
-    stagemesh worker --coordinator 10.0.0.1:50051 --model-path /models/smollm2"""
+    stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100 --tls-dir certs/b
+    stagemesh worker --coordinator 127.0.0.1:50051 --model-path /models/smollm2 --threads 8"""
 
 HEALTH = """\
 Examples:
 
     stagemesh health                        the door on this machine is alive
     stagemesh health --ready                it serves requests
-    stagemesh health --ready 10.0.0.2:50100 that worker is in a mesh"""
+    stagemesh health --ready 10.0.0.2:50100 --tls-dir certs/admin
+                                            that worker is in a mesh, whose links are TLS"""
+
+CERTS = """\
+Examples, for a mesh of three machines and an operator:
+
+    stagemesh certs certs --node a --role coordinator --host mesh.example.org
+    stagemesh certs certs --node b --role worker
+    stagemesh certs certs --node c --role worker
+    stagemesh certs certs --node admin --role client
+    stagemesh certs certs --node b --role worker --renew"""
 
 KEYS = """\
 Examples:

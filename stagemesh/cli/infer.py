@@ -10,6 +10,7 @@ from cyclopts.validators import Number
 from runtime.errors import EmptyPromptError, InvalidRequestError
 from stagemesh.cli.options import Address, ApiKey, Flag, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
+from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.silence import SilenceWatch
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Prompt, Update
@@ -33,6 +34,7 @@ def infer(
     model_name: Annotated[str, Parameter(show_default=False)] = "",
     timeout: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
     stats: Annotated[bool, Flag] = False,
+    security: ClientSecurityOptions = CLIENT_SECURITY_DEFAULTS,
 ) -> None:
     """Ask a running mesh and stream its answer.
 
@@ -75,7 +77,7 @@ def infer(
         ignore_eos=ignore_eos,
         model=model_name,
     )
-    with Client(target, api_key=api_key) as client:
+    with Client(target, api_key=api_key, tls=security.door_tls()) as client:
         warn_unless_ready(client)
         with SilenceWatch(client.state, sys.stderr.write) as watch:
             last = stream_text(watch.through(client.infer(request, timeout_seconds=timeout)))

@@ -3,7 +3,6 @@
 import os
 from dataclasses import replace
 
-from coordinator.api_keys import hash_of, new_key
 from coordinator.exposure import check_access
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
@@ -13,6 +12,7 @@ from runtime.errors import NotEnoughMemoryError
 from runtime.memory import total_memory_bytes
 from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
+from runtime.tls import Role
 from stagemesh.cli.options import (
     AccessOptions,
     AddressOptions,
@@ -21,6 +21,12 @@ from stagemesh.cli.options import (
     LogOptions,
     PlanOptions,
     as_arguments,
+)
+from stagemesh.cli.security import (
+    DOOR_SECURITY_DEFAULTS,
+    MESH_SECURITY_DEFAULTS,
+    DoorSecurityOptions,
+    MeshSecurityOptions,
 )
 from stagemesh.fleet import FleetPlan
 from stagemesh.launcher import LaunchPlan
@@ -36,8 +42,10 @@ def coordinator_options(
     batching: BatchingOptions,
     addresses: AddressOptions,
     access: AccessOptions,
+    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
+    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
 ) -> CoordinatorOptions:
-    """What the command line says, in the coordinator's own words."""
+    """What the command line says, in the coordinator's own words; raises `CertificateError`."""
     return CoordinatorOptions(
         model=model,
         grpc=addresses.grpc,
@@ -68,6 +76,9 @@ def coordinator_options(
         protect_state=access.protect_state,
         key_max_in_flight=access.key_max_in_flight,
         key_tokens_per_minute=access.key_tokens_per_minute,
+        mesh_tls=mesh_security.tls(Role.COORDINATOR),
+        is_mesh_insecure=mesh_security.insecure_mesh,
+        door_tls=door_security.tls(),
     )
 
 
@@ -92,12 +103,15 @@ def make_launch_plan(
     addresses: AddressOptions,
     access: AccessOptions,
     logs: LogOptions,
+    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
+    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
 ) -> LaunchPlan:
     """The processes to start.
 
-    Raises `NotEnoughMemoryError` if this machine cannot hold the KV caches that were asked for, and
-    `PortTakenError` if a door's address is in use.
+    Raises `NotEnoughMemoryError` if this machine cannot hold the KV caches that were asked for,
+    `PortTakenError` if a door's address is in use, and `CertificateError`.
     """
+    mesh_security.tls(Role.WORKER)
     _check_memory(batching.kv_memory * plan.num_workers, plan.num_workers)
     addresses = replace(
         addresses,
@@ -107,18 +121,15 @@ def make_launch_plan(
     )
     threads = device.threads or max(1, (os.cpu_count() or 1) // plan.num_workers)
     device = replace(device, threads=threads)
-    # Where the state asks for a key, the launcher, who follows it, has one of its own.
-    api_key = new_key() if access.protect_state else None
-    key_option = ("--launcher-key-hash", hash_of(api_key)) if api_key else ()
     return LaunchPlan(
         coordinator=(
-            *("coordinator", model, *key_option),
-            *as_arguments(plan, batching, addresses, access, logs),
+            *("coordinator", model),
+            *as_arguments(plan, batching, addresses, access, logs, mesh_security, door_security),
         ),
         workers=FleetPlan(
             arguments=(
                 *("worker", "--coordinator", dialable(addresses.mesh)),
-                *as_arguments(device, logs),
+                *as_arguments(device, logs, mesh_security),
             ),
             num_workers=plan.num_workers,
             first_address=FIRST_WORKER_ADDRESS,
@@ -126,7 +137,9 @@ def make_launch_plan(
         ),
         target=dialable(addresses.grpc),
         http=dialable(addresses.http),
-        api_key=api_key,
+        mesh=dialable(addresses.mesh),
+        mesh_tls=mesh_security.tls(Role.COORDINATOR),
+        is_door_tls=door_security.tls() is not None,
     )
 
 

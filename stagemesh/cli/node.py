@@ -8,6 +8,7 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
+from runtime.tls import Role, check_mesh_address
 from stagemesh.cli.launching import gpus_for
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
@@ -18,6 +19,7 @@ from stagemesh.cli.options import (
     ProcessLogOptions,
     as_arguments,
 )
+from stagemesh.cli.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy
 from stagemesh.interrupts import Interrupts, run_interruptible
 from stagemesh.launcher import WORKER_GRACE_SECONDS
@@ -32,6 +34,7 @@ def node(
     metrics: Address = "127.0.0.1:9101",
     model_path: str | None = None,
     device: DeviceOptions = DEVICE_DEFAULTS,
+    security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
 ) -> None:
     """Run the workers of this machine, one for each GPU, and start again those that die.
@@ -51,6 +54,7 @@ def node(
     model_path
         The model on this node, where it is not what the coordinator calls it.
     """
+    check_mesh_address(listen, "--listen", security.tls(Role.WORKER), security.insecure_mesh)
     gpus = gpus_for(device.device)
     num_workers = workers or len(gpus) or 1
     threads = device.threads or max(1, (os.cpu_count() or 1) // num_workers)
@@ -58,7 +62,7 @@ def node(
     plan = FleetPlan(
         arguments=(
             *("worker", "--coordinator", coordinator, *path),
-            *as_arguments(replace(device, threads=threads), logs),
+            *as_arguments(replace(device, threads=threads), logs, security),
         ),
         num_workers=num_workers,
         first_address=listen,

@@ -67,7 +67,6 @@ Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
 Flag = Parameter(negative=())
 ApiKey = Annotated[str | None, Parameter(show_default=False)]
 ExitWithParent = Annotated[bool, Parameter(show=False, negative=())]
-LauncherKeyHash = Annotated[str, Parameter(show=False)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 

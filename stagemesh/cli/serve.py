@@ -21,6 +21,12 @@ from stagemesh.cli.options import (
     LogOptions,
     PlanOptions,
 )
+from stagemesh.cli.security import (
+    DOOR_SECURITY_DEFAULTS,
+    MESH_SECURITY_DEFAULTS,
+    DoorSecurityOptions,
+    MeshSecurityOptions,
+)
 from stagemesh.interrupts import Interrupts, run_interruptible
 from stagemesh.launcher import LaunchPlan, local_mesh
 from stagemesh.progress import ProgressView
@@ -38,6 +44,8 @@ def serve(
     device: DeviceOptions = DEVICE_DEFAULTS,
     addresses: AddressOptions = ADDRESS_DEFAULTS,
     access: AccessOptions = ACCESS_DEFAULTS,
+    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
+    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
     logs: LogOptions = LOG_DEFAULTS,
 ) -> None:
     """Serve a model with a mesh on this machine, until Ctrl-C.
@@ -54,9 +62,14 @@ def serve(
     console = Console(stderr=True)
     if device.paced is not None:
         read_pace(device.paced)  # what is wrong with it is said before anything starts
-    launch_plan = make_launch_plan(model, plan, batching, device, addresses, access, logs)
+    launch_plan = make_launch_plan(
+        model, plan, batching, device, addresses, access, logs, mesh_security, door_security
+    )
     with ProgressView(console) as progress:
-        check_options(coordinator_options(model, plan, batching, addresses, access), progress)
+        options = coordinator_options(
+            model, plan, batching, addresses, access, mesh_security, door_security
+        )
+        check_options(options, progress)
     try:
         run_interruptible(partial(_serve, launch_plan, console))
     except KeyboardInterrupt:
@@ -71,7 +84,8 @@ async def _serve(plan: LaunchPlan, console: Console, interrupts: Interrupts) -> 
             state = await mesh.until_ready(progress.show_state)
         console.print(plan_table(state))
         console.print()
-        _say(console, f"ready at {plan.target}, and at http://{plan.http}/v1; ask with:")
+        scheme = "https" if plan.is_door_tls else "http"
+        _say(console, f"ready at {plan.target}, and at {scheme}://{plan.http}/v1; ask with:")
         _say(console, f'  stagemesh infer "Why is the sky blue?"{_target_option(plan.target)}')
         _say(console, "Ctrl-C stops it")
         await mesh.watch(lambda now: progress.show_phase(now.phase))

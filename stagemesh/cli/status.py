@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runtime.tls import Role
 from stagemesh.cli.options import Address, ApiKey
-from stagemesh.client import DEFAULT_TARGET
+from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.render import hop_table, load_table, plan_table, stage_table, summary, worker_table
 from stagemesh.state import MeshState
 from stagemesh.sync_client import Client
@@ -20,9 +21,10 @@ from stagemesh.sync_client import Client
 
 def status(
     *,
-    target: Address = DEFAULT_TARGET,
+    target: Address | None = None,
     api_key: ApiKey = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:
     """Show a mesh's plan, workers, stages, hops and load.
 
@@ -32,13 +34,15 @@ def status(
     Parameters
     ----------
     target
-        The door of the mesh.
+        The door of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
+        127.0.0.1:50051 with --tls-dir]
     api_key
         The key that the door asks for; others cannot see its environment variable.
     as_json
         Print one JSON object, for programs.
     """
-    with Client(target, api_key=api_key) as client:
+    tls = security.channel_tls(Role.COORDINATOR)
+    with Client(target or security.default_target, api_key=api_key, tls=tls) as client:
         state = client.state()
     if as_json:
         sys.stdout.write(json.dumps(asdict(state), indent=2) + "\n")

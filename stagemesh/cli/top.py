@@ -10,8 +10,9 @@ from rich.live import Live
 from rich.text import Text
 
 from runtime.errors import InvalidRequestError
+from runtime.tls import Role
 from stagemesh.cli.options import Address, ApiKey
-from stagemesh.client import DEFAULT_TARGET
+from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.rpc_error import StagemeshRpcError
 from stagemesh.state import MeshState
 from stagemesh.sync_client import Client
@@ -20,9 +21,10 @@ from stagemesh.top import picture
 
 def top(
     *,
-    target: Address = DEFAULT_TARGET,
+    target: Address | None = None,
     api_key: ApiKey = None,
     interval: Annotated[float, Parameter(validator=Number(gt=0))] = 1.0,
+    security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:
     """Watch a mesh: replicas, stages, queue, tokens per second; Ctrl-C ends it.
 
@@ -32,7 +34,8 @@ def top(
     Parameters
     ----------
     target
-        The door of the mesh.
+        The door of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
+        127.0.0.1:50051 with --tls-dir]
     api_key
         The key that the door asks for; others cannot see its environment variable.
     interval
@@ -42,10 +45,9 @@ def top(
     if not console.is_terminal:
         problem = "needs a terminal; for programs there is `stagemesh status --json`"
         raise InvalidRequestError(field="top", problem=problem)
-    with (
-        Client(target, api_key=api_key) as client,
-        Live(console=console, screen=True, auto_refresh=False) as live,
-    ):
+    tls = security.channel_tls(Role.COORDINATOR)
+    door = Client(target or security.default_target, api_key=api_key, tls=tls)
+    with door as client, Live(console=console, screen=True, auto_refresh=False) as live:
         before: MeshState | None = None
         while True:
             screen, before = _next(client, before)

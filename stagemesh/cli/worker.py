@@ -10,6 +10,7 @@ from stagemesh.cli.options import (
     ExitWithParent,
     ProcessLogOptions,
 )
+from stagemesh.cli.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
@@ -20,6 +21,7 @@ def worker(
     metrics: Address = "127.0.0.1:0",
     model_path: str | None = None,
     device: DeviceOptions = DEVICE_DEFAULTS,
+    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -41,6 +43,7 @@ def worker(
     """
     # Here, so that other commands do not wait seconds for torch.
     from runtime.logs import configure_logging
+    from runtime.tls import Role
     from simulator.pacing import read_pace
     from stage_worker.server import WorkerOptions, run_worker
 
@@ -54,6 +57,8 @@ def worker(
             device=device.device,
             num_threads=device.threads or os.cpu_count() or 1,
             pace=None if device.paced is None else read_pace(device.paced),
+            mesh_tls=mesh_security.tls(Role.WORKER),
+            is_mesh_insecure=mesh_security.insecure_mesh,
             exit_with_parent=exit_with_parent,
         )
     )

@@ -211,6 +211,7 @@ def test_host_network_serves_at_the_addresses_that_it_is_told() -> None:
         STAGEMESH_MESH=mesh,
         STAGEMESH_COORDINATOR=mesh,
         STAGEMESH_WORKER_PORT=worker.rpartition(":")[2],
+        STAGEMESH_INSECURE_MESH="true",
     ) as one:
         one.up("--wait")
         assert ask(door) == ANSWER

@@ -49,12 +49,6 @@ def test_limits_that_the_file_leaves_open_are_the_defaults(tmp_path: Path) -> No
     assert keys.tenant(f"Bearer {key}") == Tenant("bob", max_in_flight=7, tokens_per_minute=50)
 
 
-def test_launchers_own_key_is_in_no_file(tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    add_key(path, ALICE)
-    assert ApiKeys(path, own_hash=hash_of("own")).tenant("Bearer own").name == "stagemesh"
-
-
 def test_changed_file_counts_at_once_and_a_broken_one_not(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     first = add_key(path, ALICE)

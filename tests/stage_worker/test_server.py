@@ -73,7 +73,7 @@ async def test_serve_worker_joins_answers_at_its_address_and_stops(listen: str) 
     mesh = _Mesh(WELCOME)
     coordinator, address = await _start(mesh)
     stop = asyncio.Event()
-    options = WorkerOptions(coordinator=address, listen=listen, device="cpu")
+    options = WorkerOptions(address, listen, device="cpu", is_mesh_insecure=True)
     async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as tasks:
         tasks.create_task(serve_worker(options, stop))
         hello = await mesh.hellos.get()

@@ -112,7 +112,7 @@ def _loading_mesh(
 ) -> None:
     state = state_from_proto(state_message)
     module = importlib.import_module("stagemesh.cli.infer")
-    monkeypatch.setattr(module, "Client", lambda target, api_key: LoadingMesh(state))
+    monkeypatch.setattr(module, "Client", lambda target, api_key, tls: LoadingMesh(state))
 
 
 @pytest.mark.usefixtures("_loading_mesh")
