@@ -166,9 +166,12 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> tuple[str, str]:
 def epoch_end_from_rpc(exc: grpc.aio.AioRpcError, who: str) -> EpochEndedError:
     """What the failed call to `who` says of the end of its epoch: the first cause, told once."""
     code, message = error_from_rpc(exc)
+    trailer = dict(exc.trailing_metadata() or ())
+    if exc.code() is grpc.StatusCode.INTERNAL and CODE_KEY not in trailer:
+        # A write that is under way as the peer ends the call hides the peer's status.
+        code = "stream_closed"
     if code != EpochEndedError.code:
         return EpochEndedError(cause=code, detail=f"{who}: {message}")
-    trailer = dict(exc.trailing_metadata() or ())
     cause = error_metadata(bytes(trailer.get(DETAILS_KEY, b""))).get("cause", code)
     opening = str(EpochEndedError(cause=cause, detail=""))
     return EpochEndedError(cause=cause, detail=f"{who}: {message.removeprefix(opening)}")

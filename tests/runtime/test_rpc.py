@@ -75,6 +75,16 @@ async def test_end_of_an_epoch_told_over_two_calls_keeps_its_cause() -> None:
     assert told.detail == "stage 0: stage 1: slot 3: expected position 1, got 2"
 
 
+def test_end_of_an_epoch_whose_status_grpc_has_hidden_is_no_more_than_a_closed_stream() -> None:
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.INTERNAL,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        "Internal error from Core",
+    )
+    assert epoch_end_from_rpc(error, "stage 1").cause == "stream_closed"
+
+
 async def test_handler_raising_error_ends_call_with_its_status_code_and_message() -> None:
     error = PromptTooLongError(num_tokens=9, max_tokens=8)
 

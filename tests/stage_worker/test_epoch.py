@@ -95,16 +95,19 @@ class _Before:
 
 
 @asynccontextmanager
-async def _middle() -> AsyncIterator[tuple[_Before, _Device, EpochSession, _After]]:
+async def _middle(
+    *, is_sequential: bool = False
+) -> AsyncIterator[tuple[_Before, _Device, EpochSession, _After]]:
     device, after = _Device(), _After()
+    window = 1 if is_sequential else 2
     async with (
         asyncio.timeout(WAIT_SECONDS),
         _serving(after.forward) as after_address,
         asyncio.TaskGroup() as tasks,
     ):
-        link = LinkPlan(EPOCH, 0, after_address, 2, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE))
+        link = LinkPlan(EPOCH, 0, after_address, window, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE))
         with closing(DeviceThread(1)) as thread:
-            plan = EpochPlan(receive_plan(window=2), (link,))
+            plan = EpochPlan(receive_plan(window=window), (link,), is_sequential=is_sequential)
             session = EpochSession(plan, cast("Stage", device), thread)
             running = tasks.create_task(session.run())
 
@@ -113,7 +116,7 @@ async def _middle() -> AsyncIterator[tuple[_Before, _Device, EpochSession, _Afte
 
             async with _serving(forward) as address:
                 before_plan = LinkPlan(
-                    EPOCH, 0, address, 2, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE)
+                    EPOCH, 0, address, window, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE)
                 )
                 async with NextStage(before_plan) as before:
                     crediting = tasks.create_task(before.read_credits())
@@ -203,3 +206,22 @@ async def test_next_stage_without_credits_pushes_back_to_the_sender() -> None:
         for number in range(1, 12):
             after.credits.put_nowait(number)
         await sending
+
+
+async def test_sequential_stage_neither_computes_nor_receives_ahead_of_its_send() -> None:
+    async with _middle(is_sequential=True) as (before, device, session, after):
+        sending = before.start_sending(4)
+        assert (await after.frames.get()).head.step == 0
+        # Step 1 waits for its credit: nothing comes after it, neither in nor out.
+        assert [await device.begun.get() for _ in range(2)] == [0, 1]
+        assert not sending.done()
+        assert device.begun.empty()
+        assert after.frames.empty()
+
+        for number in range(4):
+            after.credits.put_nowait(number)
+        await sending
+
+        assert [(await after.frames.get()).head.step for _ in range(3)] == [1, 2, 3]
+        sends = await _sends(session, num_results=4)
+        assert {send.hidden_seconds for send in sends} == {0.0}

@@ -1,8 +1,6 @@
 """The link to the next stage: how a step is cut, how credits hold it back, and how it ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,38 +10,14 @@ from protos import stage_pb2
 from runtime import rpc
 from runtime.errors import EpochEndedError, FrameError, StepGapError, WindowExceededError
 from stage_worker import next_stage
-from stage_worker.next_stage import LinkPlan, NextStage, step_frames
+from stage_worker.next_stage import NextStage, step_frames
 from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
 from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE, make_header
-
-Handler = Callable[[ForwardContext], Awaitable[None]]
-
-
-def _plan(address: str = "") -> LinkPlan:
-    return LinkPlan(EPOCH, 0, address, 2, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE))
-
-
-@asynccontextmanager
-async def _linked(handler: Handler) -> AsyncIterator[NextStage]:
-    """A link to a peer that does what `handler` says."""
-
-    async def forward(_: Any, context: ForwardContext) -> None:
-        await context.send_initial_metadata(())
-        await handler(context)
-
-    server = rpc.make_server()
-    add_forward_handler(server, forward)
-    address = await rpc.bind(server, "127.0.0.1:0")
-    await server.start()
-    try:
-        async with NextStage(_plan(address)) as link:
-            yield link
-    finally:
-        await server.stop(grace=1.0)
+from tests.stage_worker.links import link_plan, linked, next_frame
 
 
 def test_step_frames_small_step_is_one_frame() -> None:
-    (frame,) = step_frames(_plan(), make_header(4), torch.ones(3, HIDDEN_SIZE))
+    (frame,) = step_frames(link_plan(), make_header(4), torch.ones(3, HIDDEN_SIZE))
 
     assert frame.head == stage_pb2.Frame(
         epoch=EPOCH,
@@ -62,7 +36,7 @@ def test_step_frames_large_step_is_cut_and_the_header_goes_first(
     chunk_bytes: int, offsets: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(next_stage, "CHUNK_BYTES", chunk_bytes)
-    frames = list(step_frames(_plan(), make_header(0), torch.ones(3, HIDDEN_SIZE)))
+    frames = list(step_frames(link_plan(), make_header(0), torch.ones(3, HIDDEN_SIZE)))
 
     assert [frame.head.offset for frame in frames] == offsets
     assert [frame.head.last for frame in frames] == [False] * (len(frames) - 1) + [True]
@@ -73,7 +47,7 @@ def test_step_frames_large_step_is_cut_and_the_header_goes_first(
 
 
 def test_step_frames_without_activation_carries_the_header_alone() -> None:
-    (frame,) = step_frames(_plan(), make_header(0, num_tokens=0), None)
+    (frame,) = step_frames(link_plan(), make_header(0, num_tokens=0), None)
 
     assert frame.head.last
     assert not frame.head.HasField("activation")
@@ -82,7 +56,7 @@ def test_step_frames_without_activation_carries_the_header_alone() -> None:
 
 def test_step_frames_payload_is_the_tensors_own_memory() -> None:
     hidden_TH = torch.zeros(3, HIDDEN_SIZE, dtype=torch.bfloat16)
-    (frame,) = step_frames(_plan(), make_header(0), hidden_TH)
+    (frame,) = step_frames(link_plan(), make_header(0), hidden_TH)
 
     hidden_TH.fill_(1.0)
 
@@ -95,12 +69,12 @@ async def test_send_beyond_the_window_waits_for_a_credit() -> None:
 
     async def handler(context: ForwardContext) -> None:
         for _ in range(2):
-            received.put_nowait(await _next_frame(context))
+            received.put_nowait(await next_frame(context))
         await credit_step.wait()
         await context.write(stage_pb2.Credit(step=0))
-        received.put_nowait(await _next_frame(context))
+        received.put_nowait(await next_frame(context))
 
-    async with _linked(handler) as link, asyncio.TaskGroup() as tasks:
+    async with linked(handler) as link, asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(link.read_credits())
         for number in range(2):
             await link.send(make_header(number), None)
@@ -115,18 +89,12 @@ async def test_send_beyond_the_window_waits_for_a_credit() -> None:
         reading.cancel()
 
 
-async def _next_frame(context: ForwardContext) -> WireFrame:
-    frame = await context.read()
-    assert isinstance(frame, WireFrame)
-    return frame
-
-
 async def test_read_credits_out_of_order_raises_frame_error() -> None:
     async def handler(context: ForwardContext) -> None:
         await context.write(stage_pb2.Credit(step=1))
         await context.read()
 
-    async with _linked(handler) as link:
+    async with linked(handler) as link:
         with pytest.raises(FrameError, match="step of a credit: expected 0, got 1"):
             await link.read_credits()
 
@@ -136,7 +104,7 @@ async def test_read_credits_for_a_step_that_was_not_sent_is_refused() -> None:
         await context.write(stage_pb2.Credit(step=0))
         await context.read()
 
-    async with _linked(handler) as link:
+    async with linked(handler) as link:
         with pytest.raises(WindowExceededError, match="step 0"):
             await link.read_credits()
 
@@ -146,7 +114,7 @@ async def test_read_credits_peer_fails_raises_its_reason() -> None:
         await context.read()
         raise StepGapError(expected=1, actual=2)
 
-    async with _linked(handler) as link:
+    async with linked(handler) as link:
         await link.send(make_header(0), None)
         with pytest.raises(EpochEndedError, match="expected step 1, got step 2") as caught:
             await link.read_credits()
@@ -158,7 +126,7 @@ async def test_read_credits_peer_closes_raises_epoch_ended() -> None:
     async def handler(context: ForwardContext) -> None:
         await context.read()
 
-    async with _linked(handler) as link:
+    async with linked(handler) as link:
         await link.send(make_header(0), None)
         with pytest.raises(EpochEndedError, match="closed the stream"):
             await link.read_credits()
@@ -168,7 +136,7 @@ async def test_read_credits_peer_closes_raises_epoch_ended() -> None:
 
 async def test_connect_nobody_there_raises_and_closes() -> None:
     with pytest.raises(EpochEndedError, match=r"next stage 127\.0\.0\.1:1"):
-        async with NextStage(_plan("127.0.0.1:1")):
+        async with NextStage(link_plan("127.0.0.1:1")):
             raise AssertionError("connected to nobody")
 
 
@@ -184,7 +152,7 @@ async def test_connect_silent_peer_raises_at_the_deadline(monkeypatch: pytest.Mo
     await server.start()
     try:
         with pytest.raises(EpochEndedError, match="no answer"):
-            async with NextStage(_plan(address)):
+            async with NextStage(link_plan(address)):
                 raise AssertionError("nobody took the stream")
     finally:
         await server.stop(grace=None)
