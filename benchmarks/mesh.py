@@ -22,16 +22,31 @@ from stagemesh.values import parse_layers
 @asynccontextmanager
 async def serving_mesh(model: str, options: argparse.Namespace) -> AsyncIterator[AsyncClient]:
     """A client of a mesh with `options.pp` stages, `options.threads` and `options.layers`."""
-    plan = make_launch_plan(
+    layers = parse_layers(options.layers) if options.layers else None
+    async with running_mesh(
         model,
-        PlanOptions(pp=options.pp, layers=parse_layers(options.layers) if options.layers else None),
+        PlanOptions(pp=options.pp, layers=layers),
         BatchingOptions(steps_in_flight=options.steps_in_flight),
         DeviceOptions(threads=options.threads),
-        AddressOptions(grpc="127.0.0.1:0", mesh="127.0.0.1:0"),
+    ) as client:
+        yield client
+
+
+@asynccontextmanager
+async def running_mesh(
+    model: str, plan: PlanOptions, batching: BatchingOptions, device: DeviceOptions
+) -> AsyncIterator[AsyncClient]:
+    """A client of a mesh that serves."""
+    launch_plan = make_launch_plan(
+        model,
+        plan,
+        batching,
+        device,
+        AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0"),
         AccessOptions(),
         LogOptions(),
     )
-    async with local_mesh(plan, lambda line: print(line, file=sys.stderr)) as mesh:
+    async with local_mesh(launch_plan, lambda line: print(line, file=sys.stderr)) as mesh:
         await mesh.until_ready(lambda state: None)
-        async with AsyncClient(plan.target) as client:
+        async with AsyncClient(launch_plan.target) as client:
             yield client

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from coordinator.epoch import EpochStreams
 from coordinator.generation import Generation
 from coordinator.roster import Roster
+from coordinator.scheduler_telemetry import SchedulerTelemetry
 from coordinator.step_loop import Clock, StepListener, StepLoop
 from coordinator.suspects import Suspects
 from coordinator.telemetry import StepObserver
@@ -26,6 +27,7 @@ from scheduler import (
     QueueForecast,
     ReplicaLoad,
     Scheduler,
+    SchedulerInsight,
     SchedulerLimits,
     TokenEvent,
     Watchdog,
@@ -70,6 +72,7 @@ class Engine:
         self.queue = QueueForecast()
         self._metrics = metrics
         self._steps = StepObserver(metrics, replica)
+        self._insights = SchedulerTelemetry(metrics, replica)
         self._roster = Roster(metrics, replica)
         self._suspects = Suspects(self._isolate)
 
@@ -117,6 +120,15 @@ class Engine:
     def num_generated_tokens(self) -> int:
         """Tokens generated since the start."""
         return self._roster.num_generated_tokens
+
+    @property
+    def insight(self) -> SchedulerInsight:
+        """What the policy steers by; nothing before the first epoch."""
+        return self.scheduler.insight if self.scheduler else SchedulerInsight("", 0)
+
+    def observe_scheduler(self) -> None:
+        """Brings the metrics to what the scheduler thinks now."""
+        self._insights.update(self.insight)
 
     @property
     def num_requests(self) -> int:
@@ -274,6 +286,8 @@ class Engine:
     def _restart(self, limits: SchedulerLimits) -> None:
         """Everything waits again, but for what the new limits have no room for."""
         assert self.scheduler is not None
+        self.observe_scheduler()
+        self._insights.start_epoch()
         for sequence_id in self.scheduler.restart(limits):
             self._end_unfit(self._roster[sequence_id], limits)
         self._isolate(self._suspects.alone)

@@ -6,6 +6,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.membership import Member
 from coordinator.phases import Phase
 from coordinator.replica import Replica
+from coordinator.scheduler_telemetry import scheduler_state
 from coordinator.telemetry import ReplicaTelemetry
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_to_proto
@@ -87,6 +88,7 @@ def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
         phase=replica.describe(),
         serving=replica.is_serving,
         num_waiting=engine.num_waiting,
+        scheduler=scheduler_state(engine.insight),
     )
 
 

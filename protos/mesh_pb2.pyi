@@ -144,7 +144,7 @@ class Recovery(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[int] = ..., cause: _Optional[str] = ..., detail: _Optional[str] = ..., ended_unix_seconds: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ReplicaState(_message.Message):
-    __slots__ = ("replica", "epoch", "num_kv_blocks", "num_kv_blocks_used", "block_size", "num_slots_used", "max_sequences", "num_steps_in_flight", "num_steps", "stages", "num_prompt_tokens", "num_generated_tokens", "phase", "serving", "num_waiting")
+    __slots__ = ("replica", "epoch", "num_kv_blocks", "num_kv_blocks_used", "block_size", "num_slots_used", "max_sequences", "num_steps_in_flight", "num_steps", "stages", "num_prompt_tokens", "num_generated_tokens", "phase", "serving", "num_waiting", "scheduler")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class ReplicaState(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     replica: int
     epoch: _stage_pb2.EpochId
     num_kv_blocks: int
@@ -175,7 +176,106 @@ class ReplicaState(_message.Message):
     phase: str
     serving: bool
     num_waiting: int
-    def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_used: _Optional[int] = ..., block_size: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., max_sequences: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., phase: _Optional[str] = ..., serving: _Optional[bool] = ..., num_waiting: _Optional[int] = ...) -> None: ...
+    scheduler: SchedulerState
+    def __init__(self, replica: _Optional[int] = ..., epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_kv_blocks: _Optional[int] = ..., num_kv_blocks_used: _Optional[int] = ..., block_size: _Optional[int] = ..., num_slots_used: _Optional[int] = ..., max_sequences: _Optional[int] = ..., num_steps_in_flight: _Optional[int] = ..., num_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., phase: _Optional[str] = ..., serving: _Optional[bool] = ..., num_waiting: _Optional[int] = ..., scheduler: _Optional[_Union[SchedulerState, _Mapping]] = ...) -> None: ...
+
+class SchedulerState(_message.Message):
+    __slots__ = ("policy", "steps_in_flight_target", "target_seconds", "target_tokens", "planned_seconds", "actual_seconds", "overhead_seconds", "error", "warmup", "fallback", "stages", "bubbles", "decisions", "ratios")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    STEPS_IN_FLIGHT_TARGET_FIELD_NUMBER: _ClassVar[int]
+    TARGET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACTUAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    BUBBLES_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    RATIOS_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    steps_in_flight_target: int
+    target_seconds: float
+    target_tokens: int
+    planned_seconds: float
+    actual_seconds: float
+    overhead_seconds: float
+    error: float
+    warmup: bool
+    fallback: bool
+    stages: _containers.RepeatedCompositeFieldContainer[StageCostState]
+    bubbles: BubbleState
+    decisions: DecisionState
+    ratios: LimitRatios
+    def __init__(self, policy: _Optional[str] = ..., steps_in_flight_target: _Optional[int] = ..., target_seconds: _Optional[float] = ..., target_tokens: _Optional[int] = ..., planned_seconds: _Optional[float] = ..., actual_seconds: _Optional[float] = ..., overhead_seconds: _Optional[float] = ..., error: _Optional[float] = ..., warmup: _Optional[bool] = ..., fallback: _Optional[bool] = ..., stages: _Optional[_Iterable[_Union[StageCostState, _Mapping]]] = ..., bubbles: _Optional[_Union[BubbleState, _Mapping]] = ..., decisions: _Optional[_Union[DecisionState, _Mapping]] = ..., ratios: _Optional[_Union[LimitRatios, _Mapping]] = ...) -> None: ...
+
+class StageCostState(_message.Message):
+    __slots__ = ("fixed", "prompt", "per_token", "beyond_128", "beyond_512", "per_attention", "per_context", "per_sample", "error", "safety", "num_records", "num_resets")
+    FIXED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_128_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_512_FIELD_NUMBER: _ClassVar[int]
+    PER_ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    PER_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    PER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SAFETY_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESETS_FIELD_NUMBER: _ClassVar[int]
+    fixed: float
+    prompt: float
+    per_token: float
+    beyond_128: float
+    beyond_512: float
+    per_attention: float
+    per_context: float
+    per_sample: float
+    error: float
+    safety: float
+    num_records: int
+    num_resets: int
+    def __init__(self, fixed: _Optional[float] = ..., prompt: _Optional[float] = ..., per_token: _Optional[float] = ..., beyond_128: _Optional[float] = ..., beyond_512: _Optional[float] = ..., per_attention: _Optional[float] = ..., per_context: _Optional[float] = ..., per_sample: _Optional[float] = ..., error: _Optional[float] = ..., safety: _Optional[float] = ..., num_records: _Optional[int] = ..., num_resets: _Optional[int] = ...) -> None: ...
+
+class BubbleState(_message.Message):
+    __slots__ = ("starved", "fill", "imbalance", "exposed_send", "coordinator")
+    STARVED_FIELD_NUMBER: _ClassVar[int]
+    FILL_FIELD_NUMBER: _ClassVar[int]
+    IMBALANCE_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_SEND_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    starved: float
+    fill: float
+    imbalance: float
+    exposed_send: float
+    coordinator: float
+    def __init__(self, starved: _Optional[float] = ..., fill: _Optional[float] = ..., imbalance: _Optional[float] = ..., exposed_send: _Optional[float] = ..., coordinator: _Optional[float] = ...) -> None: ...
+
+class DecisionState(_message.Message):
+    __slots__ = ("cycles", "more_in_flight", "fewer_in_flight", "fallbacks")
+    CYCLES_FIELD_NUMBER: _ClassVar[int]
+    MORE_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    FEWER_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    cycles: int
+    more_in_flight: int
+    fewer_in_flight: int
+    fallbacks: int
+    def __init__(self, cycles: _Optional[int] = ..., more_in_flight: _Optional[int] = ..., fewer_in_flight: _Optional[int] = ..., fallbacks: _Optional[int] = ...) -> None: ...
+
+class LimitRatios(_message.Message):
+    __slots__ = ("throughput", "occupancy", "tpot", "ttft")
+    THROUGHPUT_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    TPOT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    throughput: float
+    occupancy: float
+    tpot: float
+    ttft: float
+    def __init__(self, throughput: _Optional[float] = ..., occupancy: _Optional[float] = ..., tpot: _Optional[float] = ..., ttft: _Optional[float] = ...) -> None: ...
 
 class StageState(_message.Message):
     __slots__ = ("stage", "first_layer", "num_layers", "worker_ids", "compute_seconds", "idle_seconds", "receive_seconds", "queue_seconds", "send_seconds", "send_hidden_seconds", "num_frames_sent", "num_bytes_sent", "num_steps", "weights_bytes", "peak_rss_bytes", "load_done_bytes", "load_total_bytes", "ranks")

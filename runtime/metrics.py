@@ -108,6 +108,7 @@ class CoordinatorMetrics(ProcessMetrics):
         self._declare_latencies(registry)
         self._declare_replicas(registry)
         self._declare_stages(registry)
+        self._declare_scheduler(registry)
 
     def _declare_requests(self, registry: CollectorRegistry) -> None:
         self.requests_running = Gauge(
@@ -281,3 +282,64 @@ class CoordinatorMetrics(ProcessMetrics):
         )
         self.stage_sent_frames = counter("sent_frames", "Frames sent to the next stage.")
         self.stage_sent_bytes = counter("sent_bytes", "Activation bytes sent to the next stage.")
+
+    # Longer than other functions: a list of declarations, one after the other.
+    def _declare_scheduler(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, documentation: str, labels: tuple[str, ...] = ("replica",)) -> Gauge:
+            return Gauge(f"scheduler_{name}", documentation, labels, NAMESPACE, registry=registry)
+
+        self.scheduler_steps_in_flight_target = gauge(
+            "steps_in_flight_target", "Microbatches that the policy lets be in flight."
+        )
+        self.scheduler_target_seconds = gauge(
+            "target_seconds", "What a microbatch may take on the slowest stage."
+        )
+        self.scheduler_target_tokens = gauge(
+            "target_tokens", "Tokens that a microbatch is to carry."
+        )
+        self.scheduler_planned_seconds = gauge(
+            "planned_seconds", "A step's predicted time on the slowest stage, recent mean."
+        )
+        self.scheduler_actual_seconds = gauge(
+            "actual_seconds", "A step's measured time on the slowest stage, recent mean."
+        )
+        self.scheduler_overhead_seconds = gauge(
+            "overhead_seconds", "A step's round trip besides queues and compute, recent mean."
+        )
+        self.scheduler_prediction_error = gauge(
+            "prediction_error_ratio", "Recent relative error of predictions on the worst stage."
+        )
+        self.scheduler_warmup = gauge("warmup", "1 while predictions are not trusted yet.")
+        self.scheduler_fallback = gauge(
+            "fallback", "1 while predictions are too far off, and throttle decides."
+        )
+        self.scheduler_limit_ratio = gauge(
+            "limit_ratio",
+            "Measured over possible: throughput, occupancy, tpot, ttft.",
+            ("replica", "limit"),
+        )
+        self.scheduler_stage_error = gauge(
+            "stage_error_ratio", "Recent relative error of a stage's predictions.", _STAGE
+        )
+        self.scheduler_stage_resets = gauge(
+            "stage_resets", "How often a stage's times jumped in this epoch.", _STAGE
+        )
+        self.scheduler_stage_cost = gauge(
+            "stage_cost_seconds",
+            "Coefficients of a stage's cost model, in seconds per unit of each.",
+            (*_STAGE, "coefficient"),
+        )
+        self.scheduler_bubble_seconds = Counter(
+            "scheduler_bubble_seconds_total",
+            "Stages stood idle: starved, fill, imbalance, exposed_send, coordinator.",
+            ("replica", "cause"),
+            NAMESPACE,
+            registry=registry,
+        )
+        self.scheduler_decisions = Counter(
+            "scheduler_decisions_total",
+            "The policy decided: cycles, more_in_flight, fewer_in_flight, fallbacks.",
+            ("replica", "decision"),
+            NAMESPACE,
+            registry=registry,
+        )

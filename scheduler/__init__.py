@@ -6,7 +6,13 @@ reading at scheduler.py; batching.py makes one step, policy.py is what a policy 
 """
 
 from scheduler.feedback import SentStep, StageRecord, StepWork
-from scheduler.insight import BubbleSeconds, SchedulerInsight, StageInsight
+from scheduler.insight import (
+    BubbleSeconds,
+    Decisions,
+    LimitRatios,
+    SchedulerInsight,
+    StageInsight,
+)
 from scheduler.limits import SchedulerLimits
 from scheduler.placement import Plan, StagePlan, check_layers, make_plan, split_layers
 from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyName, PolicyOptions, make_policy
@@ -23,8 +29,10 @@ __all__ = [
     "Activity",
     "Alarm",
     "BubbleSeconds",
+    "Decisions",
     "FinishReason",
     "FixedPolicy",
+    "LimitRatios",
     "Plan",
     "Policy",
     "PolicyName",

@@ -12,15 +12,13 @@ class IdleGap:
 
     `upstream_seconds` is how long the step was in the stages before, `behind_seconds` how much
     less this stage computes than the slowest one, `exposed_seconds` what the last known send of
-    the stage before was not hidden behind compute, `is_full` whether as many steps were in
-    flight as may be when this one was sent.
+    the stage before was not hidden behind compute.
     """
 
     seconds: float
     upstream_seconds: float
     behind_seconds: float
     exposed_seconds: float
-    is_full: bool
 
 
 class BubbleLedger:
@@ -45,7 +43,7 @@ class BubbleLedger:
         exposed = min(left, max(0.0, gap.exposed_seconds))
         self._imbalance += imbalance
         self._exposed_send += exposed
-        if gap.is_full:
+        if sent.is_full:
             self._coordinator += left - exposed
         else:
             self._starved += left - exposed

@@ -33,12 +33,16 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class SentStep:
-    """A step that went out; `num_others` were in flight then, `sent_at` is in seconds."""
+    """A step that went out at `sent_at` seconds.
+
+    `num_others` were in flight then; `is_full` says that with it as many are as the policy allows.
+    """
 
     number: int
     work: StepWork
     sent_at: float
     num_others: int
+    is_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What a policy thinks, as one frozen snapshot for people and metrics."""
 
+import math
 from dataclasses import dataclass
 
 from scheduler.stage_costs import StageCosts
@@ -27,6 +28,36 @@ class BubbleSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitRatios:
+    """Measured over what is possible at best, each in (0, 1]; above 1 a constant is wrong.
+
+    `throughput`: the slowest stage's busy share of the time, 1 where it never stands. `occupancy`:
+    the same over M*t_b/Lambda, the most that M steps in flight can keep it busy (Little's law).
+    `tpot`: a decode's way around an empty pipeline over the median time per token. `ttft`: the
+    median over prompts of (sqrt(A) + sqrt((P-1)*a0))^2 + P*link over the measured time. NaN where
+    nothing was measured.
+    """
+
+    throughput: float = math.nan
+    occupancy: float = math.nan
+    tpot: float = math.nan
+    ttft: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """How often a policy decided what, since the epoch began.
+
+    `cycles` were planned; steps in flight became more or fewer; predictions lost its trust.
+    """
+
+    cycles: int = 0
+    more_in_flight: int = 0
+    fewer_in_flight: int = 0
+    fallbacks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StageInsight:
     """One stage as its cost model sees it.
 
@@ -48,7 +79,7 @@ class SchedulerInsight:
     `planned_seconds` and `actual_seconds` are recent means of a step's time on the slowest stage,
     as predicted when it was sent and as measured. `overhead_seconds` is what a step's round trip
     takes besides queues and compute. `fallback` says that the predictions are not trusted, `warmup`
-    that they are not yet.
+    that they are not yet. `bubbles` and `ratios` are measured, whatever the policy.
     """
 
     policy: str
@@ -62,4 +93,6 @@ class SchedulerInsight:
     warmup: bool = False
     fallback: bool = False
     stages: tuple[StageInsight, ...] = ()
+    decisions: Decisions = Decisions()
     bubbles: BubbleSeconds = BubbleSeconds()
+    ratios: LimitRatios = LimitRatios()

@@ -1,14 +1,13 @@
-"""What is learnt of a whole pipeline: each stage's costs, the way around, errors and bubbles.
+"""What is learnt of a whole pipeline: each stage's costs, the way around, and errors.
 
 It turns feedback into predictions; what to do with them is the policy's.
 """
 
 from collections.abc import Iterable
 
-from scheduler.bubbles import BubbleLedger, IdleGap
 from scheduler.cost_model import CostEstimator
 from scheduler.feedback import SentStep, StageRecord
-from scheduler.insight import BubbleSeconds, StageInsight
+from scheduler.insight import StageInsight
 from scheduler.stage_costs import StageCosts
 
 SMOOTHING = 0.1
@@ -35,9 +34,7 @@ class PipelineModel:
     def __init__(self, prior: StageCosts) -> None:
         self._prior = prior
         self._estimators: list[CostEstimator] = []
-        self._exposed_sends: list[float] = []
         self._journeys: dict[int, _Journey] = {}
-        self._bubbles = BubbleLedger()
         self.overhead_seconds = 0.0
         self.planned_seconds = 0.0
         self.actual_seconds = 0.0
@@ -64,11 +61,6 @@ class PipelineModel:
         """Steps that every stage has told of."""
         return min((each.num_records for each in self._estimators), default=0)
 
-    @property
-    def bubbles(self) -> BubbleSeconds:
-        """Idle seconds by cause."""
-        return self._bubbles.snapshot()
-
     def stages(self) -> Iterable[StageInsight]:
         """What each stage's estimator thinks."""
         for each in self._estimators:
@@ -76,17 +68,12 @@ class PipelineModel:
                 each.costs, each.error, each.safety, each.num_records, each.num_resets
             )
 
-    def observe(self, record: StageRecord, sent: SentStep, is_full: bool) -> None:
+    def observe(self, record: StageRecord, sent: SentStep) -> None:
         """Learns from one stage's times of one step."""
         while len(self._estimators) <= record.stage:
             self._estimators.append(CostEstimator(self._prior))
-            self._exposed_sends.append(0.0)
         timing = record.timing
-        if timing.send is not None:
-            exposed = timing.send.seconds - timing.send.hidden_seconds
-            self._exposed_sends[record.stage] = exposed
         journey = self._journeys.setdefault(record.step, _Journey())
-        self._note_bubble(record, sent, is_full, journey)
         predicted = self._estimators[record.stage].costs.seconds(sent.work)
         journey.stages.add(record.stage)
         journey.inside_seconds += timing.queue_seconds + timing.compute_seconds
@@ -108,16 +95,3 @@ class PipelineModel:
         self.overhead_seconds += weight * (overhead - self.overhead_seconds)
         self.planned_seconds += weight * (journey.planned_seconds - self.planned_seconds)
         self.actual_seconds += weight * (journey.slowest_seconds - self.actual_seconds)
-
-    def _note_bubble(
-        self, record: StageRecord, sent: SentStep, is_full: bool, journey: _Journey
-    ) -> None:
-        upstream = self._exposed_sends[record.stage - 1] if record.stage > 0 else 0.0
-        gap = IdleGap(
-            seconds=record.timing.idle_seconds,
-            upstream_seconds=journey.inside_seconds,
-            behind_seconds=self.actual_seconds - record.timing.compute_seconds,
-            exposed_seconds=upstream,
-            is_full=is_full,
-        )
-        self._bubbles.add(gap, sent)

@@ -8,6 +8,7 @@ whole contract is one class, and much of it answers in one line.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from runtime.errors import NeverFitsError, PromptTooLongError, QueueFullError
 from runtime.step import SampledToken, Step
@@ -16,6 +17,7 @@ from scheduler.feedback import StageRecord
 from scheduler.insight import SchedulerInsight
 from scheduler.intake import Intake, Line
 from scheduler.limits import SchedulerLimits
+from scheduler.pipeline_meter import PipelineMeter
 from scheduler.policy import Policy, SchedulerView
 from scheduler.queues import SequenceQueues
 from scheduler.residences import Residences
@@ -46,6 +48,7 @@ class Scheduler:
         self._queues = SequenceQueues(self._intake.shares)
         self._in_flight = StepsInFlight()
         self._policy.start_epoch(limits)
+        self._meter = PipelineMeter()
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -100,6 +103,7 @@ class Scheduler:
         sent = self._in_flight.sent(step)
         assert sent is not None, f"step {step} was sent and is forgotten"
         self._policy.complete(sent, now)
+        self._meter.complete(sent, now)
         self._intake.served(sequence for sequence, _ in tokens)
         return tuple(self._accept(sequence, token, now) for sequence, token in tokens)
 
@@ -111,6 +115,7 @@ class Scheduler:
         sent = self._in_flight.sent(record.step)
         if sent is not None:
             self._policy.observe(record, sent)
+            self._meter.observe(record, sent)
 
     def isolate(self, sequence_id: int | None) -> None:
         """From now on only this sequence gets a slot, and others lose theirs; None: all do again.
@@ -149,7 +154,8 @@ class Scheduler:
             return None
         line = self._intake.line(self._queues, self._residences, now)
         view = self._view(now, line)
-        if self.num_steps_in_flight >= self._policy.num_steps_in_flight(view):
+        most = min(self._policy.num_steps_in_flight(view), self._limits.num_steps_in_flight)
+        if self.num_steps_in_flight >= most:
             return None
         batcher = Batcher(
             self._limits,
@@ -168,7 +174,7 @@ class Scheduler:
         if not draft.chunks and (self._in_flight or not self._residences.has_releases):
             return None
         step = draft.to_step(self._in_flight.next_number, self._residences.take_releases())
-        self._in_flight.send(draft.draws, draft.work, now)
+        self._in_flight.send(draft.draws, draft.work, now, most)
         return step
 
     def first_in_line(self, now: float) -> int | None:
@@ -182,8 +188,9 @@ class Scheduler:
 
     @property
     def insight(self) -> SchedulerInsight:
-        """What the policy thinks at this moment."""
-        return self._policy.insight()
+        """What the policy thinks at this moment, and what the pipeline makes of its time."""
+        meter = self._meter
+        return replace(self._policy.insight(), bubbles=meter.bubbles, ratios=meter.ratios)
 
     @property
     def num_running(self) -> int:
@@ -252,10 +259,13 @@ class Scheduler:
         if token.problem:
             self._forget(sequence)
             return TokenEvent(sequence.sequence_id, token)
+        if sequence.first_token_at is None:
+            self._meter.first_token(sequence, now)
         finish_reason = sequence.accept(token.token_id, now)
         if finish_reason is None:
             self._queues.move(sequence, Phase.READY)
         else:
+            self._meter.finish(sequence, now)
             self._intake.ended(sequence)
             self._forget(sequence)
         return TokenEvent(sequence.sequence_id, token, finish_reason)

@@ -47,9 +47,10 @@ class StepsInFlight:
         """The number of the step to be sent next."""
         return self._next_number
 
-    def send(self, draws: Sequence[Draw], work: StepWork, now: float) -> None:
-        """Notes that the next step was sent and will draw these tokens."""
-        self._sent[self._next_number] = SentStep(self._next_number, work, now, len(self))
+    def send(self, draws: Sequence[Draw], work: StepWork, now: float, most: int) -> None:
+        """Notes that the next step was sent and will draw these tokens; `most` may be in flight."""
+        is_full = len(self) + 1 >= most
+        self._sent[self._next_number] = SentStep(self._next_number, work, now, len(self), is_full)
         self._sent.pop(self._next_number - len(self) - NUM_DONE_KEPT, None)
         self._draws_of_step.append(tuple(draws))
         self._next_number += 1

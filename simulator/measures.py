@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler import StepWork
+from scheduler import LimitRatios, StepWork
 from simulator.outcomes import Outcome, StepSpan, Targets
 from simulator.pipeline import PipelineSpec
 from simulator.replay import RunResult
@@ -27,22 +27,6 @@ class Percentiles:
             return ordered[math.ceil(share * len(ordered)) - 1] if ordered else math.nan
 
         return cls(at(0.5), at(0.9), at(0.99))
-
-
-@dataclass(frozen=True, slots=True)
-class LimitRatios:
-    """Measured over what is possible at best, each in (0, 1]; above 1 a constant is wrong.
-
-    `throughput`: the slowest stage's busy share of the time, 1 where it never stands. `occupancy`:
-    the same over M*t_b/Lambda, the most that M steps in flight can keep it busy (Little's law).
-    `tpot`: a decode's way around an empty pipeline over the median time per token. `ttft`: the
-    median over prompts of (sqrt(A) + sqrt((P-1)*a0))^2 + P*link over the measured time.
-    """
-
-    throughput: float
-    occupancy: float
-    tpot: float
-    ttft: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ The classes mirror `protos/mesh.proto`; nothing here asks for a snapshot or show
 from dataclasses import dataclass, replace
 
 from protos import mesh_pb2, stage_pb2
+from stagemesh.scheduler_state import SchedulerState, scheduler_from_proto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class ReplicaState:
     max_sequences: int
     num_steps_in_flight: int
     num_steps: int
+    scheduler: SchedulerState
     stages: tuple[StageState, ...]
     num_prompt_tokens: int
     num_generated_tokens: int
@@ -184,6 +186,7 @@ def _replica_from_proto(message: mesh_pb2.ReplicaState) -> ReplicaState:
         max_sequences=message.max_sequences,
         num_steps_in_flight=message.num_steps_in_flight,
         num_steps=message.num_steps,
+        scheduler=scheduler_from_proto(message.scheduler),
         stages=tuple(_stage_from_proto(stage) for stage in message.stages),
         num_prompt_tokens=message.num_prompt_tokens,
         num_generated_tokens=message.num_generated_tokens,

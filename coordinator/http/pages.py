@@ -94,6 +94,8 @@ class Pages:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text, or OpenMetrics for who asks for it."""
+        for engine in self._coordinator.dispatcher.engines:
+            engine.observe_scheduler()
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         body = encode(self._coordinator.metrics.registry)
         return Response(body, headers={"content-type": content_type})

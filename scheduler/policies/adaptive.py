@@ -21,7 +21,7 @@ from scheduler.cycle_plan import (
 )
 from scheduler.dealing import deal_decodes
 from scheduler.feedback import SentStep, StageRecord
-from scheduler.insight import SchedulerInsight
+from scheduler.insight import Decisions, SchedulerInsight
 from scheduler.limits import SchedulerLimits
 from scheduler.pipeline_model import PipelineModel
 from scheduler.policies.throttle import ThrottleOptions, ThrottlePolicy
@@ -73,6 +73,7 @@ class AdaptivePolicy:
         self._is_fallback = False
         self._warmup_tokens = float(self._options.warmup_tokens)
         self._costs = self._model.costs()
+        self._decisions = Decisions()
 
     def num_steps_in_flight(self, view: SchedulerView) -> int:
         """As the plan of the cycle says; a new cycle begins when all its microbatches are back."""
@@ -126,8 +127,7 @@ class AdaptivePolicy:
 
     def observe(self, record: StageRecord, sent: SentStep) -> None:
         """Learns a stage's costs."""
-        is_full = sent.num_others + 1 >= self._num_in_flight
-        self._model.observe(record, sent, is_full)
+        self._model.observe(record, sent)
 
     def insight(self) -> SchedulerInsight:
         """All that it steers by."""
@@ -144,7 +144,7 @@ class AdaptivePolicy:
             warmup=self._is_warming_up,
             fallback=self._is_fallback,
             stages=tuple(model.stages()),
-            bubbles=model.bubbles,
+            decisions=self._decisions,
         )
 
     @property
@@ -158,6 +158,7 @@ class AdaptivePolicy:
     def _make_plan(self, view: SchedulerView) -> None:
         self._costs = self._model.costs()
         error, num_records = self._model.error, self._model.num_records
+        was_fallback, before = self._is_fallback, self._num_in_flight
         self._is_fallback = num_records >= WARMUP_RECORDS and error > FALLBACK_ERROR
         if self._is_warming_up:
             is_trusted = num_records >= WARMUP_RECORDS and error < TRUSTED_ERROR
@@ -180,6 +181,13 @@ class AdaptivePolicy:
         if has_prompts:
             self._num_with_prompts = self._plan.num_with_prompts
         self._num_until_plan = self._num_in_flight
+        made = self._decisions
+        self._decisions = Decisions(
+            cycles=made.cycles + 1,
+            more_in_flight=made.more_in_flight + (self._num_in_flight > before),
+            fewer_in_flight=made.fewer_in_flight + (self._num_in_flight < before),
+            fallbacks=made.fallbacks + (self._is_fallback and not was_fallback),
+        )
 
     def _planner(self, load: CycleLoad, limits: CycleLimits) -> Callable[[int, int], CyclePlan]:
         """Plans a cycle within limits, by microbatches in flight and those with prompts."""

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from runtime.tls import Role
-from stagemesh.cli.options import Address, ApiKey
+from stagemesh.cli.options import Address, ApiKey, Flag
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.render import hop_table, load_table, plan_table, stage_table, summary, worker_table
+from stagemesh.scheduler_tables import scheduler_tables
 from stagemesh.state import MeshState
 from stagemesh.sync_client import Client
 
@@ -23,6 +24,7 @@ def status(
     *,
     target: Address | None = None,
     api_key: ApiKey = None,
+    scheduler: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:
@@ -38,6 +40,8 @@ def status(
         127.0.0.1:50051 with --tls-dir]
     api_key
         The key that the door asks for; others cannot see its environment variable.
+    scheduler
+        Show instead what the batching policy steers by, and where idle time went.
     as_json
         Print one JSON object, for programs.
     """
@@ -47,16 +51,21 @@ def status(
     if as_json:
         sys.stdout.write(json.dumps(asdict(state), indent=2) + "\n")
     else:
-        _show(state, Console())
+        _show(state, _scheduler_tables(state) if scheduler else _tables(state), Console())
 
 
-def _show(state: MeshState, console: Console) -> None:
+def _show(state: MeshState, tables: Iterable[Table], console: Console) -> None:
     console.print(Text(summary(state), style="bold"), soft_wrap=True)
     if state.failure:
         console.print(Text(f"failed: {state.failure}", style="red"), soft_wrap=True)
-    for table in _tables(state):
+    for table in tables:
         console.print()
         console.print(table)
+
+
+def _scheduler_tables(state: MeshState) -> Iterator[Table]:
+    for replica in state.replicas:
+        yield from scheduler_tables(replica)
 
 
 def _tables(state: MeshState) -> Iterator[Table]:

@@ -34,3 +34,32 @@ async def test_policy_adaptive_loses_its_epoch_starts_to_learn_anew_and_goes_on(
         mesh.workers[1].stage.behaviour.fail_at_step = 60
         answers = await collect(mesh.infer(token_request(PROMPTS[1], max_tokens=50)))
     assert answers[0].tokens == toy_answer(PROMPTS[1], 50)
+
+
+async def test_policy_adaptive_thinks_aloud_on_the_metrics_and_in_the_state(
+    toy_folder: Path,
+) -> None:
+    async with toy_mesh(toy_folder, policy="adaptive") as mesh:
+        await mesh.until_ready()
+        await collect(mesh.infer(token_request(PROMPTS[0], max_tokens=50)))
+        state = await mesh.until_idle()
+        async with mesh.http() as http:
+            lines = (await http.get("/metrics")).text.splitlines()
+    thinks = state.replicas[0].scheduler
+    assert (thinks.policy, len(thinks.stages)) == ("adaptive", 2)
+    # The fake stages tell of 0.3 s for every step.
+    assert thinks.actual_seconds == pytest.approx(0.3)
+    assert thinks.decisions.cycles > 10
+    assert sum(stage.num_records for stage in thinks.stages) >= 2 * 50
+    idle_seconds = sum(stage.idle_seconds for stage in state.replicas[0].stages)
+    bubbles = thinks.bubbles
+    told = bubbles.starved + bubbles.fill + bubbles.imbalance + bubbles.exposed_send
+    # The canary's steps are not the scheduler's.
+    assert 0.9 * idle_seconds < told + bubbles.coordinator <= idle_seconds
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    actual = 'stagemesh_scheduler_actual_seconds{replica="0"}'
+    assert float(values[actual]) == pytest.approx(thinks.actual_seconds)
+    starved = 'stagemesh_scheduler_bubble_seconds_total{cause="starved",replica="0"}'
+    assert float(values[starved]) == pytest.approx(bubbles.starved)
+    cost = 'stagemesh_scheduler_stage_cost_seconds{coefficient="fixed",replica="0",stage="1"}'
+    assert float(values[cost]) == pytest.approx(thinks.stages[1].fixed)

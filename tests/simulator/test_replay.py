@@ -1,5 +1,6 @@
 """Whole replays: everybody gets everything, and nobody beats a limit."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,9 @@ def check_ratios(scenario: Scenario, name: PolicyName, trace: tuple[TraceRequest
     ratios = summary_of(scenario, result, its).ratios
     for ratio in (ratios.throughput, ratios.occupancy, ratios.tpot, ratios.ttft):
         assert 0.0 < ratio <= 1.0 + 1e-9, ratios
+    latest = result.insight.ratios  # as they are reported live, of the latest steps only
+    for ratio in (latest.throughput, latest.tpot, latest.ttft):
+        assert math.isnan(ratio) or 0.0 < ratio <= 1.0 + 1e-9, latest
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

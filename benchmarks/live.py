@@ -1,0 +1,236 @@
+"""Batching policies on running meshes: `python -m benchmarks.live COMMAND --help`.
+
+`policies`, `simulator` and `recovery` use paced workers (docs/scheduling.md): real processes and
+streams, modelled compute, so that four stages fit two cores. `smollm2` computes.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.live_load import LoadFigures, measure, simulated
+from benchmarks.live_recovery import decode_for, find_recovery
+from benchmarks.mesh import running_mesh
+from benchmarks.serving import infer_batch, summarize
+from scheduler import POLICY_NAMES, PolicyName
+from simulator.pacing import read_pace
+from simulator.scenarios import make_scenarios
+from simulator.traces import Trace, fit
+from stagemesh import AsyncClient
+from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
+from stagemesh.render import compact_table
+
+PACED = Path(__file__).parent / "paced"
+SLOWED_STAGE = 1
+MAX_MODEL_LEN = 8192
+START_SECONDS = 0.3
+"""The canary is so much older than the first request, and changes count from its first step."""
+
+
+async def policies(options: argparse.Namespace, console: Console) -> None:
+    """Every policy under the same recorded load, one stage slowed by half in the middle."""
+    trace = make_trace(options)
+    changed_at = trace[-1].arrival / 2
+    with tempfile.TemporaryDirectory() as folder:
+        path = with_slow_stage(options.paced, Path(folder), changed_at + START_SECONDS)
+        table = figures_table(
+            f"{len(trace)} requests of the Azure code trace at {options.rate:g}/s, "
+            f"stage {SLOWED_STAGE} twice as slow from {changed_at:.0f} s on"
+        )
+        for policy in options.policies:
+            live, _ = await run_paced(path, options.pp, policy, trace)
+            add_figures(table, policy, live)
+    console.print(table)
+
+
+async def simulator(options: argparse.Namespace, console: Console) -> None:
+    """The simulator against the mesh: the same trace, stages, limits and scheduler."""
+    trace, pace = make_trace(options), read_pace(options.paced)
+    table = figures_table(f"{len(trace)} requests of the Azure code trace at {options.rate:g}/s")
+    for policy in options.policies:
+        live, layers = await run_paced(options.paced, options.pp, policy, trace)
+        modelled = simulated(pace, layers, policy, trace)
+        add_figures(table, f"{policy}, live", live)
+        add_figures(table, f"{policy}, simulated", modelled)
+        add_difference(table, modelled, live)
+    console.print(table)
+
+
+async def recovery(options: argparse.Namespace, console: Console) -> None:
+    """Decodes only: cycles from a stage's slowing down until the rate is that of the new best."""
+    pace = read_pace(options.paced)
+    changed_at = pace.changes[0].at_seconds - START_SECONDS
+    table = compact_table(
+        f"{options.sequences} decodes, stage {pace.changes[0].stage} "
+        f"{pace.changes[0].factor:g} times as slow after {changed_at:.0f} s",
+        *("policy", "tokens/s before", "tokens/s after", "back at 95% after cycles", "seconds"),
+        *("in flight", "resets"),
+    )
+    for policy in options.policies:
+        async with paced_mesh(options.paced, options.pp, policy) as client:
+            times = await decode_for(client, options.sequences, changed_at + options.seconds)
+            state = (await client.state()).replicas[0].scheduler
+        found = find_recovery(times, changed_at)
+        table.add_row(
+            policy,
+            f"{found.rate_before:.1f}",
+            f"{found.rate_after:.1f}",
+            str(found.num_cycles),
+            f"{found.seconds:.2f}",
+            str(state.steps_in_flight_target),
+            str(sum(stage.num_resets for stage in state.stages)),
+        )
+    console.print(table)
+
+
+async def smollm2(options: argparse.Namespace, console: Console) -> None:
+    """The bundled model in two computing stages under each policy; medians over the repeats."""
+    table = compact_table(
+        f"SmolLM2, 128 prompt tokens, {options.tokens} new ones, pp={options.pp}, "
+        f"{options.repeats} repeats",
+        *("policy", "batch", "tokens/s", "lowest - highest", "TTFT s", "TPOT ms"),
+    )
+    for policy in options.policies:
+        async with running_mesh(
+            "smollm2",
+            PlanOptions(pp=options.pp),
+            BatchingOptions(policy=policy),
+            DeviceOptions(threads=options.threads),
+        ) as client:
+            await infer_batch(client, 8, 16)
+            for batch in options.batches:
+                runs = [
+                    await infer_batch(client, batch, options.tokens) for _ in range(options.repeats)
+                ]
+                figures = summarize(runs, options.tokens)
+                rates = [batch * options.tokens / run.wall_seconds for run in runs]
+                table.add_row(
+                    policy,
+                    str(batch),
+                    f"{statistics.median(rates):.1f}",
+                    f"{min(rates):.1f} - {max(rates):.1f}",
+                    f"{figures.ttft_seconds:.2f}",
+                    f"{1000 * figures.tpot_seconds:.1f}",
+                )
+    console.print(table)
+
+
+def make_trace(options: argparse.Namespace) -> Trace:
+    """A recorded trace at a rate of requests, cut to what the bundled model's context holds."""
+    trace = make_scenarios()["azure-code"].make_trace(options.requests, options.rate, options.seed)
+    return fit(trace, MAX_MODEL_LEN)
+
+
+def with_slow_stage(paced: Path, folder: Path, after_seconds: float) -> Path:
+    """The same file, with one stage that takes twice as long after a while."""
+    change = {"stage": SLOWED_STAGE, "after_seconds": after_seconds, "factor": 2.0}
+    path = folder / paced.name
+    path.write_text(json.dumps(json.loads(paced.read_text()) | {"changes": [change]}))
+    return path
+
+
+def paced_mesh(
+    paced: Path, pp: int, policy: PolicyName
+) -> AbstractAsyncContextManager[AsyncClient]:
+    """A mesh of paced workers under one policy."""
+    return running_mesh(
+        "smollm2",
+        PlanOptions(pp=pp),
+        BatchingOptions(policy=policy),
+        DeviceOptions(threads=1, paced=paced),
+    )
+
+
+async def run_paced(
+    paced: Path, pp: int, policy: PolicyName, trace: Trace
+) -> tuple[LoadFigures, tuple[int, ...]]:
+    """A trace's figures on a paced mesh, and the layers of its stages."""
+    async with paced_mesh(paced, pp, policy) as client:
+        figures = await measure(client, trace)
+        stages = (await client.state()).replicas[0].stages
+    return figures, tuple(stage.num_layers for stage in stages)
+
+
+def figures_table(title: str) -> Table:
+    """For rows of `add_figures`."""
+    return compact_table(
+        title,
+        *("policy", "tokens/s", "TTFT p50 s", "TTFT p90 s", "TPOT p50 ms", "TPOT p90 ms", "bubble"),
+    )
+
+
+def add_figures(table: Table, name: str, figures: LoadFigures) -> None:
+    """One row."""
+    table.add_row(
+        name,
+        f"{figures.token_rate:.1f}",
+        f"{figures.ttft.p50:.2f}",
+        f"{figures.ttft.p90:.2f}",
+        f"{1000 * figures.tpot.p50:.0f}",
+        f"{1000 * figures.tpot.p90:.0f}",
+        f"{figures.bubble:.0%}",
+    )
+
+
+def add_difference(table: Table, modelled: LoadFigures, live: LoadFigures) -> None:
+    """How far the simulator is from what was measured."""
+    pairs = (
+        (modelled.token_rate, live.token_rate),
+        (modelled.ttft.p50, live.ttft.p50),
+        (modelled.ttft.p90, live.ttft.p90),
+        (modelled.tpot.p50, live.tpot.p50),
+        (modelled.tpot.p90, live.tpot.p90),
+    )
+    table.add_row("  off by", *(f"{there / here - 1:+.1%}" for there, here in pairs), "")
+
+
+def parse_policies(names: str) -> tuple[PolicyName, ...]:
+    """Names with commas between them, or all."""
+    asked = names.split(",")
+    found = tuple(name for name in POLICY_NAMES if names == "all" or name in asked)
+    if names != "all" and len(found) != len(asked):
+        raise argparse.ArgumentTypeError(f"choose from {', '.join(POLICY_NAMES)}")
+    return found
+
+
+def main() -> None:
+    """Runs one command and prints its table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (policies, simulator, recovery, smollm2):
+        sub = commands.add_parser(command.__name__, help=command.__doc__)
+        sub.set_defaults(command=command)
+        _add_options(sub, command.__name__)
+    options = parser.parse_args()
+    asyncio.run(options.command(options, Console()))
+
+
+def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    parser.add_argument("--policies", type=parse_policies, default=POLICY_NAMES)
+    parser.add_argument("--pp", type=int, default=2 if command == "smollm2" else 4)
+    if command == "smollm2":
+        parser.add_argument("--threads", type=int, default=1)
+        parser.add_argument("--tokens", type=int, default=64)
+        parser.add_argument("--repeats", type=int, default=2)
+        parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+        return
+    file = "slow-stage.json" if command == "recovery" else "llama2-70b.json"
+    parser.add_argument("--paced", type=Path, default=PACED / file)
+    if command == "recovery":
+        parser.add_argument("--sequences", type=int, default=32)
+        parser.add_argument("--seconds", type=float, default=30.0, help="after the change")
+        return
+    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--rate", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+if __name__ == "__main__":
+    main()

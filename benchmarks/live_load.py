@@ -1,0 +1,126 @@
+"""Plays a trace on a running mesh and on the simulator, and sums both up alike."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.errors import StagemeshError
+from scheduler import PolicyName, SchedulerLimits, make_policy
+from simulator.measures import Percentiles
+from simulator.outcomes import Outcome
+from simulator.pacing import PacedModel
+from simulator.pipeline import LinkSpec, PipelineSpec, layer_shares
+from simulator.replay import Replay, ReplayOptions, RunResult
+from simulator.traces import Trace, TraceRequest
+from stagemesh import AsyncClient, GenerationRequest, MeshState, TokenIds
+from stagemesh.cli.launching import coordinator_options
+from stagemesh.cli.options import AccessOptions, AddressOptions, BatchingOptions, PlanOptions
+
+HOP_SECONDS = 0.0007
+"""One hop between two processes of this machine, as `benchmarks.hop` measures small steps."""
+COORDINATOR_SECONDS = 0.0008
+ROW_BYTES = 576 * 4
+NUM_IDS = 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """What clients saw of a trace; `bubble` is the idle share of the stages' time."""
+
+    token_rate: float
+    ttft: Percentiles
+    tpot: Percentiles
+    bubble: float
+
+
+async def play(client: AsyncClient, trace: Trace) -> tuple[Outcome, ...]:
+    """Sends every request at its time; outcomes count from the trace's beginning."""
+    began_at = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(_ask(client, index, request, began_at))
+            for index, request in enumerate(trace)
+        ]
+    return tuple(task.result() for task in running)
+
+
+async def _ask(client: AsyncClient, index: int, request: TraceRequest, began_at: float) -> Outcome:
+    await asyncio.sleep(began_at + request.arrival - time.monotonic())
+    ids = tuple(3 + token_id % NUM_IDS for token_id in request.prompt_ids(index))
+    generation = GenerationRequest(
+        prompts=(TokenIds(ids),), max_tokens=request.num_output_tokens, ignore_eos=True
+    )
+    first_at, num_tokens = None, 0
+    try:
+        async for update in client.infer(generation):
+            if update.tokens and first_at is None:
+                first_at = time.monotonic() - began_at
+            num_tokens += len(update.tokens)
+    except StagemeshError:
+        return Outcome(request, None, None, 0)
+    return Outcome(request, first_at, time.monotonic() - began_at, num_tokens)
+
+
+async def measure(client: AsyncClient, trace: Trace) -> LoadFigures:
+    """A trace on a running mesh."""
+    before = await client.state()
+    outcomes = await play(client, trace)
+    return _figures(outcomes, _bubble(await client.state(), before))
+
+
+def simulated(
+    pace: PacedModel, layers: Sequence[int], policy: PolicyName, trace: Trace
+) -> LoadFigures:
+    """The same trace on the simulator, on stages and limits as the mesh has them."""
+    plan = PlanOptions(pp=len(layers))
+    batching = BatchingOptions(policy=policy)
+    options = coordinator_options("", plan, batching, AddressOptions(), AccessOptions())
+    limits = SchedulerLimits(
+        num_blocks=pace.num_kv_blocks,
+        block_size=options.block_size,
+        max_sequences=options.max_sequences,
+        max_step_tokens=options.max_step_tokens,
+        max_model_len=8192,
+        num_steps_in_flight=options.steps_in_flight,
+        max_waiting=options.max_waiting,
+    )
+    pipeline = PipelineSpec(
+        times=pace.times,
+        shares=layer_shares(layers),
+        link=LinkSpec(HOP_SECONDS),
+        row_bytes=ROW_BYTES,
+        window=options.window,
+        noise=pace.noise,
+        latency_seconds=HOP_SECONDS,
+        changes=pace.changes,
+    )
+    replay_options = ReplayOptions(coordinator_seconds=COORDINATOR_SECONDS, max_tokens=8192)
+    result = Replay(
+        trace, pipeline, limits, make_policy(policy, options.policy_options), replay_options
+    ).run()
+    return _figures(result.outcomes, _simulated_bubble(result))
+
+
+def _figures(outcomes: Sequence[Outcome], bubble: float) -> LoadFigures:
+    done = [each for each in outcomes if each.finished_at is not None]
+    seconds = max(each.finished_at or 0.0 for each in done)
+    tpots = [tpot for each in done if (tpot := each.tpot_seconds) is not None]
+    return LoadFigures(
+        token_rate=sum(each.num_tokens for each in done) / seconds,
+        ttft=Percentiles.of([each.ttft_seconds or 0.0 for each in done]),
+        tpot=Percentiles.of(tpots),
+        bubble=bubble,
+    )
+
+
+def _bubble(now: MeshState, before: MeshState) -> float:
+    stages = now.replicas[0].since(before.replicas[0]).stages
+    idle = sum(stage.idle_seconds for stage in stages)
+    return idle / (idle + sum(stage.compute_seconds for stage in stages))
+
+
+def _simulated_bubble(result: RunResult) -> float:
+    visits = [visit for span in result.spans for visit in span.journey.visits]
+    idle = sum(visit.timing.idle_seconds for visit in visits)
+    return idle / (idle + sum(visit.timing.compute_seconds for visit in visits))

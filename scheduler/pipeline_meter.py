@@ -1,0 +1,150 @@
+"""Measures what a pipeline makes of its time, whatever the policy: bubbles, and nearness to limits.
+
+It is told what policies are told, and steers nothing.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from scheduler.bubbles import BubbleLedger, IdleGap
+from scheduler.feedback import SentStep, StageRecord, StepWork
+from scheduler.insight import BubbleSeconds, LimitRatios
+from scheduler.sequence import TrackedSequence
+
+NUM_STEPS = 128
+NUM_SEQUENCES = 64
+"""Ratios are those of the latest steps and sequences."""
+
+
+@dataclass(slots=True)
+class _Stay:
+    """What the stages have told of one step so far."""
+
+    compute: dict[int, float]
+    inside_seconds: float = 0.0  # queued or computed
+    queue_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Trip:
+    """One step that is done; `around_seconds` is its way around less what it queued."""
+
+    work: StepWork
+    num_in_flight: int
+    compute: tuple[float, ...]
+    around_seconds: float
+
+
+class PipelineMeter:
+    """One epoch's account."""
+
+    def __init__(self) -> None:
+        self._bubbles = BubbleLedger()
+        self._stays: dict[int, _Stay] = {}
+        self._exposed_sends: dict[int, float] = {}
+        self._slowest_seconds = 0.0
+        self._busy: list[deque[tuple[float, float]]] = []  # compute and idle, by stage
+        self._trips: deque[_Trip] = deque(maxlen=NUM_STEPS)
+        self._tpots: deque[float] = deque(maxlen=NUM_SEQUENCES)
+        self._ttfts: deque[tuple[int, float]] = deque(maxlen=NUM_SEQUENCES)
+        # The best that was seen in the epoch: a step's least time on a stage, what a prompt's token
+        # adds to it, and a way around besides computing.
+        self._least_fixed = self._least_per_token = self._least_links = math.inf
+
+    @property
+    def bubbles(self) -> BubbleSeconds:
+        """Idle seconds by cause, over all stages."""
+        return self._bubbles.snapshot()
+
+    def observe(self, record: StageRecord, sent: SentStep) -> None:
+        """One stage's times of one step."""
+        timing, stage = record.timing, record.stage
+        while len(self._busy) <= stage:
+            self._busy.append(deque(maxlen=NUM_STEPS))
+        self._busy[stage].append((timing.compute_seconds, timing.idle_seconds))
+        if timing.send is not None:
+            self._exposed_sends[stage] = timing.send.seconds - timing.send.hidden_seconds
+        stay = self._stays.setdefault(record.step, _Stay({}))
+        gap = IdleGap(
+            seconds=timing.idle_seconds,
+            upstream_seconds=stay.inside_seconds,
+            behind_seconds=self._slowest_seconds - timing.compute_seconds,
+            exposed_seconds=self._exposed_sends.get(stage - 1, 0.0),
+        )
+        self._bubbles.add(gap, sent)
+        stay.compute[stage] = timing.compute_seconds
+        stay.inside_seconds += timing.queue_seconds + timing.compute_seconds
+        stay.queue_seconds += timing.queue_seconds
+
+    def complete(self, sent: SentStep, now: float) -> None:
+        """A step's result has come."""
+        stay = self._stays.pop(sent.number, None)
+        for number in [number for number in self._stays if number < sent.number]:
+            del self._stays[number]
+        if stay is None or len(stay.compute) < len(self._busy) or not sent.work.num_tokens:
+            return  # a stage tells later; there will be other steps
+        compute = tuple(stay.compute.values())
+        around_seconds = now - sent.sent_at - stay.queue_seconds
+        self._trips.append(_Trip(sent.work, sent.num_others + 1, compute, around_seconds))
+        self._note_least(sent.work, compute, around_seconds)
+        self._slowest_seconds += 0.1 * (max(compute) - self._slowest_seconds)
+
+    def first_token(self, sequence: TrackedSequence, now: float) -> None:
+        """A sequence has its first token."""
+        request = sequence.request
+        num_computed = len(request.prompt_ids) - sequence.num_cached
+        self._ttfts.append((num_computed, now - request.arrival))
+
+    def finish(self, sequence: TrackedSequence, now: float) -> None:
+        """A sequence has its last token."""
+        if sequence.num_generated > 1 and sequence.first_token_at is not None:
+            seconds = now - sequence.first_token_at
+            self._tpots.append(seconds / (sequence.num_generated - 1))
+
+    def _note_least(
+        self, work: StepWork, compute: tuple[float, ...], around_seconds: float
+    ) -> None:
+        self._least_fixed = min(self._least_fixed, *compute)
+        self._least_links = max(0.0, min(self._least_links, around_seconds - sum(compute)))
+        if work.has_prompts:
+            per_token = (min(compute) - self._least_fixed) / work.num_tokens
+            self._least_per_token = min(self._least_per_token, per_token)
+
+    @property
+    def ratios(self) -> LimitRatios:
+        """NaN for what was not measured yet; M is the most steps that were in flight."""
+        if not self._trips:
+            return LimitRatios()
+        busy = max(map(_busy_share, self._busy))
+        slowest = fmean(max(trip.compute) for trip in self._trips)
+        around = fmean(trip.around_seconds for trip in self._trips)
+        num_in_flight = max(trip.num_in_flight for trip in self._trips)
+        with_decodes = [trip.around_seconds for trip in self._trips if trip.work.num_decodes]
+        tpot = median(self._tpots) if self._tpots else math.nan
+        return LimitRatios(
+            throughput=busy,
+            occupancy=busy / min(1.0, num_in_flight * slowest / around),
+            tpot=min(with_decodes) / tpot if with_decodes else math.nan,
+            ttft=self._ttft_ratio(),
+        )
+
+    def _ttft_ratio(self) -> float:
+        """All stages are taken for the quickest at its best, so that the limit is one."""
+        if not self._ttfts or math.isinf(self._least_per_token):
+            return math.nan
+        fixed, num_hops = self._least_fixed, len(self._busy) - 1
+        ratios = []
+        for num_tokens, seconds in self._ttfts:
+            work = self._least_per_token * num_tokens
+            pieces = (math.sqrt(work) + math.sqrt(num_hops * fixed)) ** 2
+            ratios.append((max(pieces, fixed) + self._least_links) / seconds if seconds else 1.0)
+        return median(ratios)
+
+
+def _busy_share(gaps: Sequence[tuple[float, float]]) -> float:
+    compute = sum(gap[0] for gap in gaps)
+    total = compute + sum(gap[1] for gap in gaps)
+    return compute / total if total else 0.0
