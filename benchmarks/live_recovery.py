@@ -9,6 +9,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
@@ -54,7 +55,7 @@ def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recove
     marks = [time for time in times[0] if time >= changed_at]
     rates = [
         (bisect_right(every, end) - bisect_right(every, begin)) / (end - begin)
-        for begin, end in zip(marks, marks[1:], strict=False)
+        for begin, end in pairwise(marks)
         if end > begin
     ]
     settled = median(rates[len(rates) // 2 :])
