@@ -196,7 +196,7 @@ def _stage_spec(assignment: stage_pb2.Assignment, device: WorkerDevice) -> Stage
         max_model_len=assignment.max_model_len,
         kv_memory_bytes=assignment.kv_memory_bytes,
         num_threads=device.num_threads,
-        device=device.kind,
+        device="cpu" if device.pace else device.kind,
         rank=assignment.rank,
         tp_size=assignment.tp_size,
     )
