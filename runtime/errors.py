@@ -579,6 +579,17 @@ class ShuttingDownError(UnavailableError):
     template = "the server is shutting down; send the request elsewhere or later"
 
 
+@dataclass(eq=False, kw_only=True)
+class RequestsFailedError(StagemeshError):
+    """Raised when requests of a load test failed."""
+
+    code = "requests_failed"
+    template = "{num_failed} of {num_requests} requests failed, the first with: {first}"
+    num_failed: int
+    num_requests: int
+    first: str
+
+
 # ---- steps and frames ----------------------------------------------------------------------------
 
 

@@ -1,11 +1,14 @@
 """Owns how people write sizes, layer counts, addresses and durations; it knows no command line."""
 
 import re
+from collections.abc import Sequence
+
+from runtime.errors import InvalidRequestError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)")
-
+_TARGET = re.compile(r"(?P<name>ttft|tpot|e2el):(?P<milliseconds>[0-9]+(?:\.[0-9]+)?)")
 _ORIGIN = re.compile(r"https?://[^/\s,]+")
 
 
@@ -61,6 +64,21 @@ def parse_origins(text: str) -> tuple[str, ...]:
     if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in origins):
         raise ValueError(f"{text!r} is not a list of origins; write for example https://a.org")
     return origins
+
+
+def parse_targets(texts: Sequence[str]) -> dict[str, float]:
+    """Milliseconds by name from `ttft:500`, `tpot:50` and `e2el:5000`.
+
+    Raises `InvalidRequestError`.
+    """
+    targets = {}
+    for text in texts:
+        match = _TARGET.fullmatch(text)
+        if match is None:
+            problem = f"{text!r} is no target; write ttft:MS, tpot:MS or e2el:MS"
+            raise InvalidRequestError(field="goodput", problem=problem)
+        targets[match["name"]] = float(match["milliseconds"])
+    return targets
 
 
 def join_address(host: str, port: int) -> str:

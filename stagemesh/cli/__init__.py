@@ -17,6 +17,7 @@ from runtime.errors import PortTakenError, StagemeshError
 from runtime.version import VERSION
 from stagemesh.children import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_REFUSED
 from stagemesh.cli import examples
+from stagemesh.cli.bench import bench
 from stagemesh.cli.certs import certs
 from stagemesh.cli.chat import chat
 from stagemesh.cli.coordinator import coordinator
@@ -57,6 +58,7 @@ app.command(coordinator, help_epilogue=examples.COORDINATOR, sort_key=6)
 app.command(worker, help_epilogue=examples.WORKER, sort_key=7)
 app.command(node, help_epilogue=examples.NODE, sort_key=7)
 app.command(health, help_epilogue=examples.HEALTH, sort_key=8)
+app.command(bench)
 app.command(keys)
 app.command(certs, help_epilogue=examples.CERTS, sort_key=8)
 app.command(simulate, help_epilogue=examples.SIMULATE, sort_key=9)

@@ -89,6 +89,13 @@ Examples, for a mesh of three machines and an operator:
     stagemesh certs certs --node admin --role client
     stagemesh certs certs --node b --role worker --renew"""
 
+BENCH = """\
+Examples:
+
+    stagemesh bench serve --num-prompts 200 --max-concurrency 32 --ignore-eos
+    stagemesh bench serve --request-rate 4 --burstiness 0.5 --goodput ttft:500 tpot:50
+    stagemesh bench serve --door http --prompts questions.jsonl --save run.json --plot run.png"""
+
 KEYS = """\
 Examples:
 

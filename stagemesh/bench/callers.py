@@ -1,0 +1,144 @@
+"""Owns how a load test asks at either door; both note the same things of an answer."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import httpx
+
+from stagemesh.bench.outcome import Outcome
+from stagemesh.bench.workload import Ask
+from stagemesh.client import AsyncClient
+from stagemesh.generation import GenerationRequest, TokenIds
+from stagemesh.rpc_error import StagemeshRpcError
+
+Door = Literal["grpc", "http"]
+Clock = Callable[[], float]
+
+
+class Caller(Protocol):
+    """One door, for as many requests at a time as one likes."""
+
+    async def model(self) -> str:
+        """The name of the served model."""
+
+    async def token_ids(self, text: str) -> tuple[int, ...]:
+        """A text's tokens."""
+
+    async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
+        """Fills `outcome` with how the answer came; raises what the door's client does."""
+
+
+# What a request may fail with: its door's error, told by `str()`.
+CALL_ERRORS = (StagemeshRpcError, httpx.HTTPError, ValueError)
+
+
+@asynccontextmanager
+async def connect(
+    door: Door, target: str, api_key: str | None, timeout_seconds: float, *, ignore_eos: bool
+) -> AsyncIterator[Caller]:
+    """A caller at the door that listens on `target`, HOST:PORT."""
+    if door == "grpc":
+        async with AsyncClient(target, api_key=api_key) as client:
+            yield GrpcCaller(client, timeout_seconds, ignore_eos)
+    else:
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        async with httpx.AsyncClient(
+            base_url=f"http://{target}",
+            headers=headers,
+            timeout=timeout_seconds,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+        ) as http:
+            yield HttpCaller(http, ignore_eos)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcCaller:
+    """Asks by `Infer`."""
+
+    client: AsyncClient
+    timeout_seconds: float
+    ignore_eos: bool
+
+    async def model(self) -> str:
+        """The first that is listed."""
+        return (await self.client.models())[0].name
+
+    async def token_ids(self, text: str) -> tuple[int, ...]:
+        """By `Tokenize`."""
+        return await self.client.tokenize(text)
+
+    async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
+        """One call."""
+        prompt = ask.prompt if isinstance(ask.prompt, str) else TokenIds(ask.prompt)
+        request = GenerationRequest(
+            prompts=(prompt,), max_tokens=ask.max_tokens, ignore_eos=self.ignore_eos
+        )
+        updates = self.client.infer(request, timeout_seconds=self.timeout_seconds)
+        async with aclosing(updates):
+            async for update in updates:
+                if update.tokens:
+                    outcome.arrivals.append(clock())
+                if update.usage is not None:
+                    outcome.num_input_tokens = update.usage.prompt_tokens
+                    outcome.num_output_tokens = update.usage.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCaller:
+    """Asks by `/v1/completions`, streamed, as any server that speaks OpenAI's API can be asked."""
+
+    http: httpx.AsyncClient
+    ignore_eos: bool
+
+    async def model(self) -> str:
+        """The first that is listed."""
+        body = _checked(await self.http.get("/v1/models"))
+        return str(body["data"][0]["id"])
+
+    async def token_ids(self, text: str) -> tuple[int, ...]:
+        """By `/tokenize`."""
+        return tuple(_checked(await self.http.post("/tokenize", json={"prompt": text}))["tokens"])
+
+    async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
+        """One call; raises ValueError for what the door says is wrong."""
+        body = {
+            "prompt": ask.prompt,
+            "max_tokens": ask.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if self.ignore_eos else {}),
+        }
+        async with self.http.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                await response.aread()
+                _checked(response)
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    _take(json.loads(line.removeprefix("data: ")), outcome, clock())
+                elif line == "data: [DONE]":
+                    return
+        raise ValueError("the answer was cut off")
+
+
+def _take(event: dict[str, Any], outcome: Outcome, now: float) -> None:
+    if "error" in event:
+        raise ValueError(event["error"]["message"])
+    # A token that stops an answer, or is held back, brings an event without text, or none.
+    if event["choices"]:
+        outcome.arrivals.append(now)
+    if usage := event.get("usage"):
+        outcome.num_input_tokens = usage["prompt_tokens"]
+        outcome.num_output_tokens = usage["completion_tokens"]
+
+
+def _checked(response: httpx.Response) -> Any:
+    """The body of a good answer; ValueError tells a bad one."""
+    body = response.json()
+    if response.status_code != httpx.codes.OK:
+        raise ValueError(body["error"]["message"])
+    return body

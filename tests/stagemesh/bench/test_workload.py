@@ -1,0 +1,67 @@
+"""What a load test asks and when."""
+
+import itertools
+import statistics
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import InvalidRequestError
+from stagemesh.bench.workload import Ask, random_asks, read_asks, send_times
+from stagemesh.values import parse_targets
+
+
+def test_random_asks_are_the_pools_tokens_and_the_seeds() -> None:
+    asks = random_asks([3, 5, 9], 20, input_len=7, output_len=4, seed=1)
+    assert [len(ask.prompt) for ask in asks] == [7] * 20
+    assert {token for ask in asks for token in ask.prompt} == {3, 5, 9}
+    assert asks == random_asks([3, 5, 9], 20, input_len=7, output_len=4, seed=1)
+    assert asks != random_asks([3, 5, 9], 20, input_len=7, output_len=4, seed=2)
+
+
+def test_asks_of_a_file_are_repeated_until_there_are_enough(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b", "max_tokens": 3, "id": 7}\n')
+    assert read_asks(path, 3, output_len=9) == [Ask("a", 9), Ask("b", 3), Ask("a", 9)]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        ('{"prompt": "a"}\n{', "line 2"),
+        ('"a"', "line 1"),
+        ('{"text": "a"}', "is not"),
+        ('{"prompt": ""}', "is not"),
+        ('{"prompt": "a", "max_tokens": 0}', "is not"),
+    ],
+)
+def test_file_with_a_mistake_is_refused_with_its_line(
+    content: str, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidRequestError, match=says):
+        read_asks(path, 3, output_len=9)
+
+
+def test_requests_without_a_rate_are_sent_at_once() -> None:
+    assert send_times(3, None, 1.0, seed=0) == [0.0] * 3
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 100.0])
+def test_gaps_have_the_rate_and_the_burstiness(burstiness: float) -> None:
+    moments = send_times(20_000, rate=50, burstiness=burstiness, seed=3)
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    assert moments[0] == 0
+    assert statistics.mean(gaps) == pytest.approx(1 / 50, rel=0.05)
+    # Of a gamma distribution with this shape.
+    variation = statistics.stdev(gaps) / statistics.mean(gaps)
+    assert variation == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+def test_targets_are_read_and_others_refused() -> None:
+    assert parse_targets(["ttft:500", "tpot:50.5"]) == {"ttft": 500.0, "tpot": 50.5}
+    for wrong in ("itl:3", "ttft", "ttft:x", "ttft:-1"):
+        with pytest.raises(InvalidRequestError):
+            parse_targets([wrong])
