@@ -1,13 +1,16 @@
 """Owns how a load test asks at either door; both note the same things of an answer."""
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import httpx
 
+from runtime.tls import trusting
 from stagemesh.bench.outcome import Outcome
 from stagemesh.bench.workload import Ask
 from stagemesh.client import AsyncClient
@@ -35,24 +38,36 @@ class Caller(Protocol):
 CALL_ERRORS = (StagemeshRpcError, httpx.HTTPError, ValueError)
 
 
+@dataclass(frozen=True, slots=True)
+class DoorAddress:
+    """Where to ask, HOST:PORT, and with what: a key, and whose certificates are believed."""
+
+    door: Door
+    target: str
+    api_key: str | None
+    tls_ca: Path | None
+
+
 @asynccontextmanager
 async def connect(
-    door: Door, target: str, api_key: str | None, timeout_seconds: float, *, ignore_eos: bool
+    address: DoorAddress, timeout_seconds: float, *, ignore_eos: bool
 ) -> AsyncIterator[Caller]:
-    """A caller at the door that listens on `target`, HOST:PORT."""
-    if door == "grpc":
-        async with AsyncClient(target, api_key=api_key) as client:
+    """A caller at a door; raises `CertificateError`."""
+    target, api_key, tls_ca = address.target, address.api_key, address.tls_ca
+    tls = None if tls_ca is None else trusting(tls_ca)
+    if address.door == "grpc":
+        async with AsyncClient(target, api_key=api_key, tls=tls) as client:
             yield GrpcCaller(client, timeout_seconds, ignore_eos)
-    else:
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        async with httpx.AsyncClient(
-            base_url=f"http://{target}",
-            headers=headers,
-            timeout=timeout_seconds,
-            limits=httpx.Limits(max_connections=None),
-            trust_env=False,
-        ) as http:
-            yield HttpCaller(http, ignore_eos)
+        return
+    async with httpx.AsyncClient(
+        base_url=f"{'http' if tls_ca is None else 'https'}://{target}",
+        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=timeout_seconds,
+        limits=httpx.Limits(max_connections=None),
+        verify=True if tls_ca is None else ssl.create_default_context(cafile=tls_ca),
+        trust_env=False,
+    ) as http:
+        yield HttpCaller(http, ignore_eos)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import RequestsFailedError
-from stagemesh.bench.callers import CALL_ERRORS, Caller, Door, connect
+from stagemesh.bench.callers import CALL_ERRORS, Caller, Door, DoorAddress, connect
 from stagemesh.bench.figures import summarize
 from stagemesh.bench.load import LoadResult, run_load
 from stagemesh.bench.report import Load, as_json, as_text, draw
@@ -22,6 +22,7 @@ class Session:
     door: Door
     target: str
     api_key: str | None
+    tls_ca: Path | None
     num_prompts: int
     request_rate: float | None
     burstiness: float
@@ -37,14 +38,8 @@ class Session:
 
     async def run(self, on_done: Callable[[int], None]) -> tuple[Load, LoadResult]:
         """Asks everything; raises StagemeshRpcError where the door does not even say its model."""
-        connecting = connect(
-            self.door,
-            self.target,
-            self.api_key,
-            self.timeout_seconds,
-            ignore_eos=self.ignore_eos,
-        )
-        async with connecting as caller:
+        address = DoorAddress(self.door, self.target, self.api_key, self.tls_ca)
+        async with connect(address, self.timeout_seconds, ignore_eos=self.ignore_eos) as caller:
             model, asks = await self._prepare(caller)
             for _ in range(self.num_warmups):
                 await run_load(caller, asks[:1], [0.0], None, lambda done: None)

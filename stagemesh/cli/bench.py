@@ -11,6 +11,7 @@ from rich.console import Console
 
 from stagemesh.cli import examples
 from stagemesh.cli.options import Address, ApiKey, Flag, NotNegative, Positive, between
+from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.progress import ProgressView
 from stagemesh.values import parse_targets
@@ -31,6 +32,7 @@ def serve(
     door: Literal["grpc", "http"] = "grpc",
     target: Address | None = None,
     api_key: ApiKey = None,
+    security: ClientSecurityOptions = CLIENT_SECURITY_DEFAULTS,
     num_prompts: Positive = 100,
     request_rate: Above0 | None = None,
     burstiness: Above0 = 1.0,
@@ -95,6 +97,7 @@ def serve(
         door=door,
         target=target or (DEFAULT_TARGET if door == "grpc" else DEFAULT_HTTP),
         api_key=api_key,
+        tls_ca=security.tls_ca,
         num_prompts=num_prompts,
         request_rate=request_rate,
         burstiness=burstiness,

@@ -15,6 +15,7 @@ from tests.coordinator.toy_mesh import ToyMesh, toy_mesh
 DOORS = ("grpc", "http")
 SETTINGS: dict[str, Any] = {
     "api_key": None,
+    "tls_ca": None,
     "num_prompts": 20,
     "request_rate": 500.0,
     "burstiness": 0.5,
