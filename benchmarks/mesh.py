@@ -1,6 +1,5 @@
 """Owns the mesh that a benchmark measures: real processes on free ports, ended with the block."""
 
-import argparse
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,20 +15,6 @@ from stagemesh.cli.options import (
     PlanOptions,
 )
 from stagemesh.launcher import local_mesh
-from stagemesh.values import parse_layers
-
-
-@asynccontextmanager
-async def serving_mesh(model: str, options: argparse.Namespace) -> AsyncIterator[AsyncClient]:
-    """A client of a mesh with `options.pp` stages, `options.threads` and `options.layers`."""
-    layers = parse_layers(options.layers) if options.layers else None
-    async with running_mesh(
-        model,
-        PlanOptions(pp=options.pp, layers=layers),
-        BatchingOptions(steps_in_flight=options.steps_in_flight),
-        DeviceOptions(threads=options.threads),
-    ) as client:
-        yield client
 
 
 @asynccontextmanager

@@ -17,11 +17,13 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.mesh import serving_mesh
+from benchmarks.mesh import running_mesh
 from benchmarks.reference import BatchRun, TransformersProcess
 from runtime.model_store import resolve_model
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
+from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
 from stagemesh.render import compact_table
+from stagemesh.values import parse_layers
 
 PROMPT_TOKENS = 128
 
@@ -93,9 +95,14 @@ async def compare(options: argparse.Namespace, console: Console) -> Table:
     table = compact_table(title, *names, justify="right")
     table.columns[1].justify = "left"
     with TransformersProcess(folder, options.reference_threads) as reference:
-        async with serving_mesh(str(folder), options) as client:
+        plan = PlanOptions(
+            pp=options.pp, layers=parse_layers(options.layers) if options.layers else None
+        )
+        batching = BatchingOptions(steps_in_flight=options.steps_in_flight)
+        device = DeviceOptions(threads=options.threads)
+        async with running_mesh(str(folder), plan, batching, device) as client:
             for batch in options.batch:
-                mesh_runs, reference_runs = await _in_turns(
+                mesh_runs, reference_runs = await in_turns(
                     options.repeats,
                     partial(infer_batch, client, batch, options.tokens),
                     partial(reference.generate, workload(batch), options.tokens),
@@ -105,11 +112,12 @@ async def compare(options: argparse.Namespace, console: Console) -> Table:
     return table
 
 
-async def _in_turns(
+async def in_turns(
     repeats: int,
     ours: Callable[[], Awaitable[BatchRun]],
     theirs: Callable[[], BatchRun],
 ) -> tuple[list[BatchRun], list[BatchRun]]:
+    """Runs of both sides, one of each at a time."""
     our_runs, their_runs = [], []
     for _ in range(repeats):
         our_runs.append(await ours())
