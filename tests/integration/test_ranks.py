@@ -77,8 +77,9 @@ def test_stages_of_two_one_and_three_ranks_match_transformers(model: TinyModel) 
         mesh.stop()
 
 
-def test_sequential_stages_of_two_ranks_match_transformers(model: TinyModel) -> None:
-    with serving(str(model.folder), "--pp", "2", "--tp", "2", "--overlap", "off", *OPTIONS) as mesh:
+def test_sequential_stages_of_two_ranks_over_gloo_match_transformers(model: TinyModel) -> None:
+    split = ("--pp", "2", "--tp", "2", "--overlap", "off", "--backend", "gloo")
+    with serving(str(model.folder), *split, *OPTIONS) as mesh:
         assert_computes(mesh, model)
         mesh.assert_idle()
         mesh.stop()
