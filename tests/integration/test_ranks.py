@@ -5,24 +5,27 @@ the stages differ in their ranks, too. Case 3 (sglang#28424, #10214, exo PR#2048
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from itertools import count
 
+import grpc
 import psutil
 import pytest
 
-from protos import stage_pb2_grpc
+from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
 from stagemesh import Client, GenerationRequest, Sampling, TokenIds
 from stagemesh.ports import reserve
 from tests.integration.conftest import OPTIONS
-from tests.integration.processes import Mesh, run_command, running_command, serving
+from tests.integration.processes import START_SECONDS, Mesh, run_command, running_command, serving
 from tests.integration.tiny_chat import assert_greedy, assert_matches_reference
-from tests.stage_worker.live_ranks import load_ranks, open_ranks
+from tests.stage_worker.live_ranks import make_ranks_opening, open_stage
 from tests.stage_worker.live_worker import (
     LiveWorker,
     coordinator_frame,
     failure_of,
+    make_assignments,
     prefill,
 )
 from tests.tiny_models import TinyModel, make_tiny_llama
@@ -31,6 +34,8 @@ from tests.tiny_tokenizer import write_tiny_tokenizer
 pytestmark = pytest.mark.integration
 
 PROMPT = (5, 6, 7)
+# Epochs of workers that outlive a test.
+COUNTERS = count(1)
 PROMPTS = (PROMPT, (9,), tuple(3 + 7 * n % 300 for n in range(150)))
 
 
@@ -108,30 +113,75 @@ def test_more_ranks_than_heads_are_refused_before_a_worker_starts(model: TinyMod
     assert "error: 5 ranks a stage for 4 key/value heads (4 query heads)" in done.stderr
 
 
-async def test_ranks_with_different_headers_end_in_every_process_within_a_second(
-    model: TinyModel,
+def _other_header(frame: stage_pb2.Frame) -> None:
+    frame.header.chunks[0].token_ids[0] += 1
+
+
+def _wrong_shape(frame: stage_pb2.Frame) -> None:
+    frame.activation.num_tokens += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "values"),
+    [
+        (_other_header, "header_mismatch", ("expected step 0 with digest", "got step 0 with")),
+        (_wrong_shape, "frame", ("activation rows: expected 5, got 6",)),
+    ],
+)
+async def test_rank_with_a_wrong_frame_ends_the_epoch_in_every_process_within_a_second(
+    change: Callable[[stage_pb2.Frame], None],
+    code: str,
+    values: tuple[str, ...],
+    pair_of_workers: list[str],
 ) -> None:
+    """The test is the coordinator and the two ranks of the stage before."""
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(rpc.dial(each)) for each in pair_of_workers]
+        workers = [
+            LiveWorker(address, stage_pb2_grpc.StageStub(channel))
+            for address, channel in zip(pair_of_workers, channels, strict=True)
+        ]
+        opening = make_ranks_opening(next(COUNTERS), stage=1, num_senders=2)
+        await open_stage(workers, opening)
+        for rank, worker in enumerate(workers):
+            frame = coordinator_frame(opening.epoch, prefill())
+            frame.sender_rank = rank
+            frame.activation.CopyFrom(
+                stage_pb2.ActivationSpec(
+                    dtype=stage_pb2.DTYPE_FLOAT32,
+                    num_tokens=len(frame.header.chunks[0].token_ids),
+                    hidden_begin=32 * rank,
+                    hidden_end=32 * (rank + 1),
+                )
+            )
+            frame.payload = bytes(4 * 32 * frame.activation.num_tokens)
+            if rank == 1:
+                change(frame)
+            await worker.forward().write(frame)
+        async with asyncio.timeout(1.0):
+            failures = [await failure_of(worker, opening.epoch) for worker in workers]
+    for failure in failures:
+        assert failure.code == code
+        assert all(value in failure.message for value in values)
+
+
+@pytest.fixture(scope="module")
+def pair_of_workers(model: TinyModel) -> Iterator[list[str]]:
+    """Two worker processes without a coordinator: the ranks of the second of two stages."""
     addresses = [reserve("127.0.0.1:0") for _ in range(2)]
+    (_, assignment) = make_assignments(model.folder, (2, 2))
     with ExitStack() as stack:
-        for address in addresses:
+        for rank, address in enumerate(addresses):
             command = stack.enter_context(
                 running_command("worker", "--coordinator", "127.0.0.1:1", "--listen", address)
             )
-            await asyncio.to_thread(command.log.wait_for, "not_joined")
-        async with rpc.dial(addresses[0]) as first, rpc.dial(addresses[1]) as second:
-            workers = [
-                LiveWorker(address, stage_pb2_grpc.StageStub(channel))
-                for address, channel in zip(addresses, (first, second), strict=True)
-            ]
-            await load_ranks([workers], model.folder, (4,))
-            epoch = await open_ranks([workers])
-            frames = [coordinator_frame(epoch, prefill()) for _ in workers]
-            frames[1].header.chunks[0].token_ids[0] += 1
-            for worker, frame in zip(workers, frames, strict=True):
-                await worker.forward().write(frame)
-            async with asyncio.timeout(1.0):
-                failures = [await failure_of(worker, epoch) for worker in workers]
-    for failure in failures:
-        assert failure.code == "header_mismatch"
-        assert "expected step 0 with digest" in failure.message
-        assert "got step 0 with digest" in failure.message
+            command.log.wait_for("not_joined")
+            assignment.rank, assignment.tp_size = rank, len(addresses)
+            with grpc.insecure_channel(address) as channel:
+                load = channel.unary_stream(
+                    "/stagemesh.v1.Stage/Load",
+                    stage_pb2.LoadRequest.SerializeToString,
+                    stage_pb2.LoadProgress.FromString,
+                )
+                list(load(stage_pb2.LoadRequest(assignment=assignment), timeout=START_SECONDS))
+        yield addresses

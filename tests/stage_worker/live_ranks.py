@@ -45,25 +45,45 @@ async def open_ranks(
     stages: Stages, counter: int = 1, collective_timeout_seconds: float = 20.0
 ) -> stage_pb2.EpochId:
     """Opens one epoch on all ranks, the last stage first, as the coordinator does."""
-    epoch = stage_pb2.EpochId(coordinator_id="coordinator", counter=counter)
     for stage in reversed(range(len(stages))):
         following = stages[stage + 1] if stage + 1 < len(stages) else ()
-        request = stage_pb2.OpenEpochRequest(
-            epoch=epoch,
+        request = make_ranks_opening(
+            counter,
             stage=stage,
-            num_kv_blocks=8,
-            max_sequences=4,
-            max_step_tokens=32,
-            window=2,
-            next=[stage_pb2.Peer(address=each.address, rank=r) for r, each in enumerate(following)],
             num_senders=len(stages[stage - 1]) if stage else 1,
-            backend=stage_pb2.COLLECTIVE_BACKEND_AUTO,
-            collective_timeout_seconds=collective_timeout_seconds,
+            next_addresses=[each.address for each in following],
         )
-        async with asyncio.TaskGroup() as tasks:
-            for rank, worker in enumerate(stages[stage]):
-                opening = stage_pb2.OpenEpochRequest()
-                opening.CopyFrom(request)
-                opening.rank = rank
-                tasks.create_task(worker.open_epoch(opening))
-    return epoch
+        request.collective_timeout_seconds = collective_timeout_seconds
+        await open_stage(stages[stage], request)
+    return request.epoch
+
+
+def make_ranks_opening(
+    counter: int, *, stage: int, num_senders: int, next_addresses: Sequence[str] = ()
+) -> stage_pb2.OpenEpochRequest:
+    """What all ranks of a stage are told, but for their rank."""
+    return stage_pb2.OpenEpochRequest(
+        epoch=stage_pb2.EpochId(coordinator_id="coordinator", counter=counter),
+        stage=stage,
+        num_kv_blocks=8,
+        max_sequences=4,
+        max_step_tokens=32,
+        window=2,
+        next=[
+            stage_pb2.Peer(address=address, rank=rank)
+            for rank, address in enumerate(next_addresses)
+        ],
+        num_senders=num_senders,
+        backend=stage_pb2.COLLECTIVE_BACKEND_AUTO,
+        collective_timeout_seconds=20.0,
+    )
+
+
+async def open_stage(ranks: Sequence[LiveWorker], request: stage_pb2.OpenEpochRequest) -> None:
+    """Opens an epoch on all ranks of one stage at the same time."""
+    async with asyncio.TaskGroup() as tasks:
+        for rank, worker in enumerate(ranks):
+            opening = stage_pb2.OpenEpochRequest()
+            opening.CopyFrom(request)
+            opening.rank = rank
+            tasks.create_task(worker.open_epoch(opening))
