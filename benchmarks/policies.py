@@ -90,7 +90,7 @@ def measure(
     name, policy = key
     scenario = make_scenarios()[name]
     started = time.perf_counter()
-    gc.disable()  # a replay makes no cycles, and looking for them takes a seventh of its time
+    gc.disable()  # a replay makes hardly any cycles, and is slowed down by looking for them
     choices = settings_of(policy, scenario)
     first = next(iter(choices))
     guess = goodput(scenario, choices[first], num_tuning_requests, TUNING_SEED)

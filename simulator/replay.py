@@ -1,7 +1,8 @@
 """Replays a trace: the real scheduler, modelled stages, and a clock that jumps to the next event.
 
 The coordinator is modelled as live: one thing at a time, everything that has arrived first, then
-steps while the scheduler makes any. Each step takes it `coordinator_seconds`.
+steps while the scheduler makes any. Each step takes it `coordinator_seconds`. What the stages
+measured of a step it reads with the step's result, as whoever is woken by results does.
 """
 
 import heapq
@@ -176,23 +177,25 @@ class Replay:
             self._expect(step, journey)
 
     def _expect(self, step: Step, journey: Journey) -> None:
-        """Puts down what comes back of a step: each stage's times, and its result after them."""
-        for visit in journey.visits:
-            record = StageRecord(step.number, visit.stage, visit.timing)
-            self._at(visit.ended_at, partial(self._scheduler.observe, record))
+        """Puts down what comes back of a step: each stage's times, then its result."""
+        records = [StageRecord(step.number, visit.stage, visit.timing) for visit in journey.visits]
         draws = [
             (chunk.slot, self._scheduler.sequence_in_slot(chunk.slot))
             for chunk in step.chunks
             if chunk.sample
         ]
-        self._at(journey.done_at, partial(self._finish_step, step.number, draws))
+        self._at(journey.done_at, partial(self._finish_step, step.number, records, draws))
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (time, self._num_events, action))
 
-    def _finish_step(self, number: int, draws: Sequence[tuple[int, int]]) -> None:
+    def _finish_step(
+        self, number: int, records: Sequence[StageRecord], draws: Sequence[tuple[int, int]]
+    ) -> None:
         self._is_due = True
+        for record in records:
+            self._scheduler.observe(record)
         sampled = []
         for slot, sequence_id in draws:
             live = self._live.get(sequence_id)
