@@ -678,6 +678,20 @@ class HeaderMismatchError(BrokenRuleError):
 
 
 @dataclass(eq=False, kw_only=True)
+class SharedMemoryError(UnavailableError):
+    """Raised when a rank cannot map the memory that it shares with the others of its stage."""
+
+    code = "shared_memory"
+    template = (
+        "{num_bytes:,} bytes at {path}, which the ranks of a stage share, cannot be had: "
+        "{problem}; make room there (in a container: docker's --shm-size)"
+    )
+    path: str
+    num_bytes: int
+    problem: str
+
+
+@dataclass(eq=False, kw_only=True)
 class CollectiveTimeoutError(UnavailableError):
     """Raised when another rank of the stage does not come to a collective in time."""
 

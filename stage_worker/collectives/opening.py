@@ -38,7 +38,8 @@ def open_group(spec: GroupSpec) -> RankGroup:
     """This rank's end; whoever opens it also closes it, on the device's thread.
 
     `close` must not run beside a call of the device's thread, so `abort` comes first: it ends what
-    that thread waits for. Raises `InvalidRequestError` for a backend that does not fit the device.
+    that thread waits for. Raises `InvalidRequestError` for a backend that does not fit the device,
+    `SharedMemoryError` where there is no room for what the ranks share.
     """
     backend = check_backend(spec.backend, spec.device)
     if spec.size == 1:

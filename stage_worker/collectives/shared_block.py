@@ -23,7 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import CollectiveTimeoutError, EpochEndedError, StagemeshError
+from runtime.errors import (
+    CollectiveTimeoutError,
+    EpochEndedError,
+    SharedMemoryError,
+    StagemeshError,
+)
 
 PIECE_BYTES = 2**20
 
@@ -220,11 +225,17 @@ def _buffers_begin(size: int) -> int:
 
 
 def _map(path: Path, size: int) -> mmap.mmap:
+    """Takes the memory now: where it is short, a later write would end the process."""
     num_bytes = _buffers_begin(size) + 2 * size * PIECE_BYTES
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    file = os.open(path, flags, mode=0o600)
     try:
-        os.ftruncate(file, num_bytes)
-        return mmap.mmap(file, num_bytes)
-    finally:
-        os.close(file)
+        file = os.open(path, flags, mode=0o600)
+        try:
+            os.posix_fallocate(file, 0, num_bytes)
+            return mmap.mmap(file, num_bytes)
+        finally:
+            os.close(file)
+    except OSError as exc:
+        path.unlink(missing_ok=True)
+        problem = exc.strerror or str(exc)
+        raise SharedMemoryError(path=str(path), num_bytes=num_bytes, problem=problem) from exc

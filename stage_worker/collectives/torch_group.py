@@ -2,11 +2,12 @@
 
 The agreement and the ends go through shared memory as in every group. The connection is made after
 the first agreement, when all ranks are known to be there; ranks find each other through a file, and
-gloo listens on loopback only.
+listen on loopback only.
 
 Shapes: T rows, W one rank's columns, A the columns of all ranks.
 """
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -97,6 +98,7 @@ class TorchGroup:
 
     def _make(self, store: Any) -> Any:
         if self._backend == "nccl":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             options: Any = _dist.ProcessGroupNCCL.Options()
             options._timeout = self._timeout
             return _dist.ProcessGroupNCCL(store, self.rank, self.size, options)

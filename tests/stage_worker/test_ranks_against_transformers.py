@@ -1,6 +1,8 @@
 """Stages cut over ranks, evenly or not: what they compute together, and what each has of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import repeat
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from runtime.checkpoint import Checkpoint
 from runtime.errors import EpochEndedError, FrameError, HeaderMismatchError, TooManyRanksError
-from runtime.step import SlotOpening, SlotSampling, Step
+from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.canary import record_canary
 from stage_worker.stage import Stage
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
@@ -74,6 +76,23 @@ def test_ranks_long_prompt_in_pieces_through_the_buffer_matches_transformers(
     pipeline = LocalPipeline(load_ranked(model.folder, (2, 2), tp_sizes=(2, 3)))
     assert_all_match(model, requests, pipeline, repeat(200))
     pipeline.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_ranks_in_reduced_precision_stay_near_the_reference(
+    dtype: str, make_model: MakeModel
+) -> None:
+    model, prompt = make_model("nine_of_three"), make_prompt(31)
+    checkpoint = Checkpoint.open(model.folder)
+    specs = [replace(make_spec(4, rank=rank, tp_size=3), dtype=dtype) for rank in range(3)]
+    ranks = [Stage.load(checkpoint, spec, lambda done, total: None) for spec in specs]
+    pipeline = LocalPipeline([RankedStage(ranks)])
+    ((token,),) = pipeline.generate([Request(prompt, sampling=EVERYTHING)], repeat(10))
+    pipeline.close()
+    expected_V = model.logprobs(prompt)[-1]
+    actual_V = torch.empty_like(expected_V)
+    actual_V[list(token.top_ids)] = torch.tensor(token.top_logprobs)
+    assert (actual_V - expected_V).abs().max() < 0.05 * expected_V.abs().max()
 
 
 def test_ranks_say_to_the_canary_what_one_piece_says(make_model: MakeModel) -> None:
@@ -153,3 +172,23 @@ def test_rank_that_refuses_its_step_ends_it_on_all_with_both_values(stage: Ranke
 def test_rank_with_another_header_ends_the_step_on_all_ranks(stage: RankedStage) -> None:
     outs = run_each(stage, (open_slot(0, 1), open_slot(0, 1, temperature=0.5)), None, None)
     assert all(isinstance(out, HeaderMismatchError) for out in outs)
+
+
+def test_rank_in_a_collective_ends_when_another_aborts(stage: RankedStage) -> None:
+    """Nobody hangs: rank 1 admits the step, and then is gone."""
+    sampling = SlotSampling()
+    chunk = SequenceChunk(0, 0, (1, 2, 3), new_block_ids=(0,), sample=True)
+    step = Step(0, opened_slots=(SlotOpening(0, sampling),), chunks=(chunk,))
+    waiting, leaving = open_groups(2)
+    first, _ = stage.ranks
+    first.open_epoch(4, 2, waiting)
+
+    def leave() -> None:
+        leaving.agree(step, None)
+        leaving.abort(EpochEndedError(cause="sender_gone", detail="a stream broke"))
+
+    outs = run_ranks([partial(first.run, step, torch.zeros(3, 32)), leave])
+    for group in (waiting, leaving):
+        group.close()
+    assert isinstance(outs[0], EpochEndedError)
+    assert outs[0].cause == "sender_gone"

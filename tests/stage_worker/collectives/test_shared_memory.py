@@ -1,5 +1,6 @@
 """Sums, gathers, agreement and ends of ranks that share memory."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,6 +13,7 @@ from runtime.errors import (
     EpochEndedError,
     HeaderMismatchError,
     PositionError,
+    SharedMemoryError,
 )
 from runtime.shares import share_widths
 from runtime.step import SequenceChunk, Step
@@ -175,6 +177,20 @@ def test_group_closed_before_all_have_met_leaves_no_file() -> None:
     group = open_group(GroupSpec(name, 0, 2))
     group.close()
     assert not path.exists()
+
+
+def test_group_without_room_for_its_memory_is_refused_with_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(file: int, offset: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    name = f"test-full-{os.getpid()}"
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(SharedMemoryError, match="No space left") as caught:
+        open_group(GroupSpec(name, 0, 2))
+    assert caught.value.path == str(block_path(name))
+    assert not block_path(name).exists()
 
 
 def test_group_of_one_rank_is_the_shared_solo_group() -> None:
