@@ -57,6 +57,15 @@ class LayerCache:
         """Stores each token's K keys, then K values; row r is token r % C of block r // C."""
         self._rows_SRD.index_copy_(0, rows_T, kv_TRD)
 
+    @property
+    def pages(self) -> Tensor:
+        """All blocks, [P, C, 2, K, D]."""
+        return self._blocks_PC2KD
+
+    def rows(self, rows_S: Tensor) -> Tensor:
+        """Copies of the rows, as `write` names them, [S, 2, K, D]."""
+        return self._blocks_PC2KD.flatten(0, 1).index_select(0, rows_S)
+
     def read(self, blocks: Blocks) -> Tensor:
         """The blocks' tokens in order, [S, 2, K, D]; valid until the next `read`."""
         if isinstance(blocks, slice):

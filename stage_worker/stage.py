@@ -25,9 +25,11 @@ from runtime.model_config import ModelConfig, load_model_config
 from runtime.shares import RankShares
 from runtime.step import SampledToken, Step
 from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.decode_graphs import DecodeGraphs, GraphShape
 from stage_worker.grammar import GrammarMatchers, GrammarTokenizer
 from stage_worker.kv_cache import BlockShape, KVCache
 from stage_worker.model.decoder import Decoder, LayerRange
+from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
 from stage_worker.sampling import Draw, sample
 from stage_worker.slot_table import SlotLimits, SlotTable
 from stage_worker.step_plan import StepPlan, StepPlanner
@@ -98,6 +100,10 @@ class Stage:
         self._matchers = GrammarMatchers(tokenizer)
         self._planner: StepPlanner | None = None
         self._cache: KVCache | None = None
+        self._graphs: DecodeGraphs | None = None
+        # Which experts a token goes to decides on shapes, and a graph's are fixed.
+        is_dense = not any(layer.is_sparse for layer in layers)
+        self._can_capture = is_dense and spec.tp_size == 1
         self._group: RankGroup = SOLO
 
     @classmethod
@@ -157,15 +163,26 @@ class Stage:
         limits = SlotLimits(max_sequences, num_blocks, spec.block_size, spec.max_model_len)
         self._slots = SlotTable(limits)
         self._matchers = GrammarMatchers(self._tokenizer)
-        self._planner = StepPlanner(self._slots, shape, self._windows, self._device)
-        self._cache = None  # the old memory goes before the new is taken
+        # The old memory goes before the new is taken.
+        self._graphs = self._cache = None
+        kernel = choose_kernel(
+            shape,
+            len(self._shares.heads),
+            self._device,
+            has_soft_cap=self.config.attention_soft_cap is not None,
+        )
+        self._planner = StepPlanner(self._slots, shape, self._windows, self._device, kernel)
+        # One block more than the coordinator knows of, for rows that pad a graph.
+        uses_graphs = kernel is AttentionKernel.PAGED and self._can_capture
         self._cache = KVCache(
             shape,
             num_layers=spec.num_layers,
-            num_blocks=num_blocks,
+            num_blocks=num_blocks + uses_graphs,
             max_gather_blocks=max(shape.num_gather_blocks, shape.num_blocks(spec.max_model_len)),
             device=self._device,
         )
+        if uses_graphs:
+            self._graphs = self._make_graphs(self._cache, num_blocks, max_sequences)
 
     @torch.inference_mode()
     def run(self, step: Step, hidden_TW: Tensor | None) -> StageOutput:
@@ -188,13 +205,30 @@ class Stage:
             hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self._device), group)
         else:
             hidden_TH = self._decoder.collect(hidden_TW.to(self._device), group)
-        hidden_TH = self._decoder.forward(
-            hidden_TH, plan.positions_T, plan.attention, self._cache.layers, group
-        )
+        if self._graphs is not None and self._graphs.covers(plan):
+            hidden_TH = self._graphs.run(hidden_TH, plan)
+        else:
+            hidden_TH = self._decoder.forward(
+                hidden_TH, plan.positions_T, plan.attention, self._cache.layers, group
+            )
         if not self.spec.is_last:
             interval = self._shares.hidden
             return StageOutput(hidden_TH[:, interval.start : interval.stop], ())
         return StageOutput(None, self._sample(hidden_TH, plan))
+
+    def _make_graphs(self, cache: KVCache, num_blocks: int, max_sequences: int) -> DecodeGraphs:
+        spec = self.spec
+        shape = GraphShape(
+            max_sequences=max_sequences,
+            max_model_len=spec.max_model_len,
+            max_blocks=self._block_shape.num_blocks(spec.max_model_len),
+            block_size=spec.block_size,
+            scratch_block=num_blocks,
+            hidden_size=self.config.hidden_size,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        return DecodeGraphs(self._decoder, cache.layers, self._windows, shape)
 
     def _sample(self, hidden_TH: Tensor, plan: StepPlan) -> tuple[SampledToken, ...]:
         draws = [

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.step import SequenceChunk, Step
 from stage_worker.kv_cache import Blocks, BlockShape
 from stage_worker.model.paged_attention import AttentionPlan, DecodeBatch, PrefillChunk
+from stage_worker.model.varlen_attention import AttentionKernel, VarlenBatch
 from stage_worker.slot_table import SlotTable
 
 
@@ -32,6 +34,7 @@ class StepPlan:
     attention: Mapping[int | None, AttentionPlan]
     sampled_rows: Tensor
     sampled_chunks: tuple[SequenceChunk, ...]
+    is_decode_only: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,13 @@ class StepPlanner:
         shape: BlockShape,
         windows: Collection[int | None],
         device: torch.device,
+        kernel: AttentionKernel = AttentionKernel.SDPA,
     ) -> None:
         self._slots = slots
         self._shape = shape
         self._windows = windows
         self._device = device
+        self._kernel = kernel
 
     def plan(self, step: Step) -> StepPlan:
         """The plan of a step that `SlotTable.apply` has taken over and that has tokens."""
@@ -82,11 +87,11 @@ class StepPlanner:
         return StepPlan(
             positions_T=positions_T.to(self._device),
             attention={
-                window: self._attention(self._windowed(spans, window), cache_rows_T)
-                for window in self._windows
+                window: self._attention(spans, window, cache_rows_T) for window in self._windows
             },
             sampled_rows=torch.tensor(last_rows, dtype=torch.int64, device=self._device),
             sampled_chunks=tuple(chunk for chunk, _ in sampled),
+            is_decode_only=all(span.num_tokens == 1 for span in spans),
         )
 
     def _places(self, chunks: tuple[SequenceChunk, ...]) -> tuple[Tensor, Tensor]:
@@ -115,9 +120,42 @@ class StepPlanner:
             )
         return tuple(windowed)
 
-    def _attention(self, spans: tuple[_Span, ...], cache_rows_T: Tensor) -> AttentionPlan:
+    def _attention(
+        self, spans: tuple[_Span, ...], window: int | None, cache_rows_T: Tensor
+    ) -> AttentionPlan:
+        if self._kernel is not AttentionKernel.SDPA:
+            return AttentionPlan(cache_rows_T, varlen=self._varlen_batch(spans, window))
+        spans = self._windowed(spans, window)
         prefills = tuple(self._prefill(span) for span in spans if span.num_tokens > 1)
         return AttentionPlan(cache_rows_T, self._decode_batches(spans), prefills)
+
+    def _varlen_batch(self, spans: tuple[_Span, ...], window: int | None) -> VarlenBatch:
+        counts_A = torch.tensor([span.num_tokens for span in spans])
+        contexts_A = torch.tensor([span.num_context for span in spans])
+        slots_A = torch.tensor([span.slot for span in spans])
+        max_context = int(contexts_A.max())
+        tables_AP = self._slots.tables_BP[slots_A, : self._shape.num_blocks(max_context)]
+        is_gathered = self._kernel is AttentionKernel.GATHERED
+        return VarlenBatch(
+            starts=self._int32(_bounds(counts_A)),
+            contexts_A=self._int32(contexts_A),
+            tables_AP=self._int32(tables_AP),
+            max_tokens=int(counts_A.max()),
+            max_context=max_context,
+            window=window,
+            rows_S=self._context_rows(tables_AP, contexts_A) if is_gathered else None,
+            context_starts=self._int32(_bounds(contexts_A)) if is_gathered else None,
+        )
+
+    def _context_rows(self, tables_AP: Tensor, contexts_A: Tensor) -> Tensor:
+        """The rows in the cache of everything that the sequences hold, one after the other."""
+        size = self._shape.block_size
+        places_1X = torch.arange(tables_AP.shape[1] * size)[None]
+        rows_AX = tables_AP.repeat_interleave(size, dim=1) * size + places_1X % size
+        return rows_AX[places_1X < contexts_A[:, None]].to(self._device, non_blocking=True)
+
+    def _int32(self, values: Tensor) -> Tensor:
+        return values.to(self._device, torch.int32, non_blocking=True)
 
     def _decode_batches(self, spans: tuple[_Span, ...]) -> tuple[DecodeBatch, ...]:
         """Longest first; a batch ends where padding would double it or its blocks fill the cache.
@@ -185,6 +223,11 @@ class StepPlanner:
         if all(after == before + 1 for before, after in pairwise(ids)):
             return slice(ids[0], ids[-1] + 1)
         return torch.tensor(ids, device=self._device)
+
+
+def _bounds(counts_A: Tensor) -> Tensor:
+    """Where each begins and the last ends, [A + 1]."""
+    return F.pad(counts_A.cumsum(0), (1, 0))
 
 
 def _spans(step: Step) -> tuple[_Span, ...]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stage_worker.kv_cache import Blocks, LayerCache
+from stage_worker.model.varlen_attention import VarlenBatch, attend_varlen
 
 _MAX_SCORES = 2**22
 """Of written-out attention, in elements; twice that is in memory at once."""
@@ -46,11 +47,15 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A step's attention in layers of one window: where new tokens go, and who reads what."""
+    """A step's attention in layers of one window: where new tokens go, and who reads what.
+
+    With `varlen` that is all, in one call; without, decodes and prefills make up the step.
+    """
 
     cache_rows_T: Tensor
-    decodes: tuple[DecodeBatch, ...]
-    prefills: tuple[PrefillChunk, ...]
+    decodes: tuple[DecodeBatch, ...] = ()
+    prefills: tuple[PrefillChunk, ...] = ()
+    varlen: VarlenBatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class Scoring:
 
 def attend(queries_TND: Tensor, cache: LayerCache, plan: AttentionPlan, scoring: Scoring) -> Tensor:
     """What each token reads from its own context, [T, N, D]."""
+    if plan.varlen is not None:
+        return attend_varlen(queries_TND, cache, plan.varlen, scoring.scale)
     out_TND = torch.empty_like(queries_TND, memory_format=torch.contiguous_format)
     for batch in plan.decodes:
         queries_BND = queries_TND.index_select(0, batch.rows_B)
