@@ -25,7 +25,7 @@ class BatchRun:
 
 
 class TransformersProcess:
-    """A child process with the model loaded in float32; a context manager that ends the child."""
+    """A child process with the model in float32, on a GPU if there is one; ends with the block."""
 
     def __init__(self, folder: Path, num_threads: int) -> None:
         context = get_context("spawn")
@@ -66,12 +66,13 @@ def _serve(pipe: "Connection[Any, Any]", folder: Path, num_threads: int) -> None
     torch.set_num_threads(num_threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.to(device).eval()
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
         prompts, num_tokens = job
-        pipe.send(_generate(model, torch.tensor(prompts), num_tokens))
+        pipe.send(_generate(model, torch.tensor(prompts, device=device), num_tokens))
 
 
 def _generate(model: Any, prompt_ids: Any, num_tokens: int) -> BatchRun:

@@ -39,13 +39,15 @@ _DTYPE_NAMES = {
 class WorkerDevice:
     """What this worker computes with; `model_path` stands in for the assignment's model.
 
-    With a `pace` it computes nothing, and takes the time that the pace says.
+    With a `pace` it computes nothing, and takes the time that the pace says. `num_sharers` workers,
+    itself among them, have the same device.
     """
 
     kind: str
     num_threads: int
     model_path: str | None = None
     pace: Pace | None = None
+    num_sharers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,4 +201,5 @@ def _stage_spec(assignment: stage_pb2.Assignment, device: WorkerDevice) -> Stage
         device="cpu" if device.pace else device.kind,
         rank=assignment.rank,
         tp_size=assignment.tp_size,
+        num_sharers=device.num_sharers,
     )

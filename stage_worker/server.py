@@ -61,6 +61,7 @@ class WorkerOptions:
     model_path: str | None = None
     device: str = "auto"
     num_threads: int = 1
+    device_sharers: int = 1
     pace: Pace | None = None
     mesh_tls: MeshTls | None = None
     is_mesh_insecure: bool = False
@@ -87,7 +88,9 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     tls = options.mesh_tls
     check_mesh_address(options.listen, "--listen", tls, options.is_mesh_insecure)
     kind = PACED if options.pace else _choose_device(options.device)
-    device = WorkerDevice(kind, options.num_threads, options.model_path, options.pace)
+    device = WorkerDevice(
+        kind, options.num_threads, options.model_path, options.pace, options.device_sharers
+    )
     worker_id = str(uuid.uuid4())
     metrics = WorkerMetrics(CollectorRegistry())
     server = rpc.make_server(count_call=count_calls(metrics), check=peers.admit)

@@ -28,6 +28,7 @@ from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.decode_graphs import DecodeGraphs, GraphShape
 from stage_worker.grammar import GrammarMatchers, GrammarTokenizer
 from stage_worker.kv_cache import BlockShape, KVCache
+from stage_worker.kv_memory import default_kv_bytes
 from stage_worker.model.decoder import Decoder, LayerRange
 from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
 from stage_worker.sampling import Draw, sample
@@ -35,14 +36,13 @@ from stage_worker.slot_table import SlotLimits, SlotTable
 from stage_worker.step_plan import StepPlan, StepPlanner
 from stage_worker.weights import DTYPES, BytesProgress, read_measured
 
-_DEFAULT_KV_BYTES = 2**30
 _MAX_LOGITS = 2**24
 """In elements, at a time: logits of many rows are made and drawn from in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """Which part of a model to run, and how; `kv_memory_bytes` 0 means 1 GiB.
+    """Which part of a model to run, and how; `kv_memory_bytes` 0 chooses (`kv_memory.py`).
 
     `dtype` is "float32", "bfloat16" or "float16", of weights, KV cache and hidden states alike.
     """
@@ -59,6 +59,7 @@ class StageSpec:
     device: str = "cpu"
     rank: int = 0
     tp_size: int = 1
+    num_sharers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,9 @@ class Stage:
 
     def kv_block_capacity(self) -> int:
         """How many KV blocks fit. Raises `NotEnoughMemoryError` where not even one does."""
-        available_bytes = self.spec.kv_memory_bytes or _DEFAULT_KV_BYTES
+        available_bytes = self.spec.kv_memory_bytes or default_kv_bytes(
+            self._device, self.spec.num_sharers
+        )
         block_bytes = self._block_shape.num_bytes * self.spec.num_layers
         if available_bytes < block_bytes:
             raise NotEnoughMemoryError(

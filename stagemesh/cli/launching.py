@@ -119,8 +119,8 @@ def make_launch_plan(
         http=reserve(addresses.http, "--http"),
         mesh=reserve(addresses.mesh, "--mesh"),
     )
-    threads = device.threads or max(1, (os.cpu_count() or 1) // plan.num_workers)
-    device = replace(device, threads=threads)
+    gpus = gpus_for(device.device)
+    device = shared_out(device, plan.num_workers, gpus)
     return LaunchPlan(
         coordinator=(
             *("coordinator", model),
@@ -133,7 +133,7 @@ def make_launch_plan(
             ),
             num_workers=plan.num_workers,
             first_address=FIRST_WORKER_ADDRESS,
-            devices=gpus_for(device.device),
+            devices=gpus,
         ),
         target=dialable(addresses.grpc),
         http=dialable(addresses.http),
@@ -141,6 +141,13 @@ def make_launch_plan(
         mesh_tls=mesh_security.tls(Role.COORDINATOR),
         is_door_tls=door_security.tls() is not None,
     )
+
+
+def shared_out(device: DeviceOptions, num_workers: int, gpus: tuple[str, ...]) -> DeviceOptions:
+    """Options for each of `num_workers`, which divide the cores and, if they must, the GPUs."""
+    threads = device.threads or max(1, (os.cpu_count() or 1) // num_workers)
+    sharers = max(device.device_sharers, -(-num_workers // len(gpus)) if gpus else 1)
+    return replace(device, threads=threads, device_sharers=sharers)
 
 
 def gpus_for(device: str) -> tuple[str, ...]:

@@ -1,15 +1,13 @@
 """Owns `stagemesh node`: the workers of one machine, for a coordinator that may be elsewhere."""
 
-import os
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
 from rich.text import Text
 
 from runtime.tls import Role, check_mesh_address
-from stagemesh.cli.launching import gpus_for
+from stagemesh.cli.launching import gpus_for, shared_out
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
@@ -57,12 +55,11 @@ def node(
     check_mesh_address(listen, "--listen", security.tls(Role.WORKER), security.insecure_mesh)
     gpus = gpus_for(device.device)
     num_workers = workers or len(gpus) or 1
-    threads = device.threads or max(1, (os.cpu_count() or 1) // num_workers)
     path = ("--model-path", model_path) if model_path else ()
     plan = FleetPlan(
         arguments=(
             *("worker", "--coordinator", coordinator, *path),
-            *as_arguments(replace(device, threads=threads), logs, security),
+            *as_arguments(shared_out(device, num_workers, gpus), logs, security),
         ),
         num_workers=num_workers,
         first_address=listen,

@@ -169,6 +169,9 @@ class DeviceOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of each worker; auto: its GPU if this machine has any."""
 
+    device_sharers: Positive = 1
+    """Workers that share a GPU, and divide its memory for their KV caches."""
+
     threads: Positive | None = None
     """CPU threads of each worker. [default: the machine's cores, shared by its workers]"""
 

@@ -55,6 +55,7 @@ def worker(
             metrics=metrics,
             model_path=model_path,
             device=device.device,
+            device_sharers=device.device_sharers,
             num_threads=device.threads or os.cpu_count() or 1,
             pace=None if device.paced is None else read_pace(device.paced),
             mesh_tls=mesh_security.tls(Role.WORKER),
