@@ -25,7 +25,12 @@ from coordinator.slot_sampling import slot_sampling
 from coordinator.stop_strings import StopStrings
 from coordinator.structured_output import compile_grammar
 from coordinator.texts import token_ids
-from coordinator.validation import check_min_tokens, check_num_logprobs, check_request
+from coordinator.validation import (
+    check_min_tokens,
+    check_num_logprobs,
+    check_num_prompt_logprobs,
+    check_request,
+)
 from runtime.errors import (
     DeadlineExceededError,
     EmptyPromptError,
@@ -164,7 +169,9 @@ class Admission:
         rooms = [longest - len(prompt) for prompt in prompts]
         asked = request.max_tokens
         max_tokens = tuple(room if asked is None else min(asked, room) for room in rooms)
-        check_num_logprobs(request.sampling.num_logprobs, sum(max_tokens) * request.num_choices)
+        sampling = request.sampling
+        check_num_logprobs(sampling.num_logprobs, sum(max_tokens) * request.num_choices)
+        check_num_prompt_logprobs(sampling.num_prompt_logprobs, sum(map(len, prompts)))
         check_min_tokens(request.min_tokens, min(max_tokens))
         return _Tokenized(request, prompts, max_tokens, grammar)
 
@@ -196,6 +203,7 @@ class Admission:
                 sampling=sampling,
                 max_tokens=tokenized.max_tokens[index],
                 stop_ids=stop_ids,
+                reads_prefix_cache=sampling.num_prompt_logprobs is None,
             )
             stops = StopStrings(request.stop, request.include_stop)
             text = AnswerText(Detokenizer(model.tokenizer), stops, request.min_tokens)

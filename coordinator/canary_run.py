@@ -17,7 +17,14 @@ from coordinator.step_loop import StepListener, StepLoop
 from runtime.logs import get_logger
 from runtime.model_store import cache_folder
 from runtime.step import SampledToken, SlotSampling, Step
-from scheduler import FixedPolicy, Scheduler, SchedulerLimits, SequenceRequest, TokenEvent
+from scheduler import (
+    FixedPolicy,
+    Scheduler,
+    SchedulerLimits,
+    ScoreEvent,
+    SequenceRequest,
+    TokenEvent,
+)
 
 LoopMaker = Callable[[Scheduler, StepListener], StepLoop]
 
@@ -79,6 +86,9 @@ class _Answer:
 
     def on_step(self, step: Step, now: float) -> None:
         """Nothing to note."""
+
+    def on_scored(self, event: ScoreEvent) -> None:
+        """Its prompt is not scored."""
 
     def on_token(self, event: TokenEvent, now: float) -> None:
         """The answer, with its log-probabilities."""

@@ -82,7 +82,7 @@ class Dispatcher:
         if self._refusal is not None:
             # Raised over and over: its traceback, and the frames in it, must not pile up.
             raise self._refusal.with_traceback(None)
-        num_generating = sum(each.request.max_tokens > 0 for each in generations)
+        num_generating = sum(each.is_computed for each in generations)
         if self.num_waiting + num_generating > self._max_waiting:
             num_too_many = self.num_waiting + num_generating - self._max_waiting
             raise QueueFullError(

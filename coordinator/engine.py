@@ -29,6 +29,7 @@ from scheduler import (
     Scheduler,
     SchedulerInsight,
     SchedulerLimits,
+    ScoreEvent,
     TokenEvent,
     Watchdog,
     make_load,
@@ -157,10 +158,10 @@ class Engine:
     # ---- the dispatcher's side -------------------------------------------------------------------
 
     def add(self, generation: Generation) -> None:
-        """Puts a prompt in line; one that wants no tokens is finished at once."""
+        """Puts a prompt in line; one that wants nothing computed is finished at once."""
         self._roster.add(generation)
         self._roster.num_prompt_tokens += len(generation.request.prompt_ids)
-        if generation.request.max_tokens == 0:
+        if not generation.is_computed:
             self._finish_at_length(generation)
         elif self.scheduler is not None:
             self._schedule(generation)
@@ -254,6 +255,10 @@ class Engine:
             self._roster[sequence_id].started(now)
         self._steps.observe(step, scheduler.num_preemptions)
         self._steps.observe_prefix_cache(scheduler.num_queried_tokens, scheduler.num_hit_tokens)
+
+    def on_scored(self, event: ScoreEvent) -> None:
+        """Delivers log-probabilities of a prompt's tokens to its client's stream."""
+        self._roster[event.sequence_id].push_prompt(event.tokens)
 
     def on_token(self, event: TokenEvent, now: float) -> None:
         """Delivers a token to its client's stream."""

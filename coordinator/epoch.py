@@ -7,7 +7,6 @@ decides what to send.
 """
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -16,6 +15,7 @@ import grpc
 import grpc.aio
 
 from coordinator.epoch_end import raise_end
+from coordinator.result_checks import check_part, check_tokens
 from coordinator.stages import EpochPlan, ForwardCall, ResultsCall, StageLink
 from protos import stage_pb2
 from runtime.errors import (
@@ -24,9 +24,10 @@ from runtime.errors import (
     StepGapError,
     WindowExceededError,
 )
+from runtime.result_codec import result_from_proto
 from runtime.rpc import epoch_end_from_rpc
-from runtime.step import SampledToken, Step, StepResult
-from runtime.step_codec import result_from_proto, step_to_header
+from runtime.step import Step, StepResult
+from runtime.step_codec import step_to_header
 from scheduler import StageRecord
 
 RecordFn = Callable[[StageRecord], None]
@@ -48,6 +49,7 @@ class EpochStreams:
         self._epoch = plan.epoch
         self._forward = forward
         self._window = plan.window
+        self._max_step_tokens = plan.max_step_tokens
         self._send_seconds = send_seconds
         self._wake = wake
         self._credits = [plan.window] * len(forward)
@@ -120,12 +122,18 @@ class EpochStreams:
         who = _name(stage, 0)
         end = _closed(f"{who} closed its results")
         expected = 0
+        parts: list[stage_pb2.StepResult] = []
         try:
             async for message in call:
                 if message.HasField("failure"):
                     end = _told(who, message.failure)
                     break
-                result = result_from_proto(message)
+                if message.continues:
+                    check_part(message, parts, self._max_step_tokens)
+                    parts.append(message)
+                    continue
+                result = result_from_proto(message, parts)
+                parts = []
                 if result.step != expected or expected >= self._num_sent:
                     raise StepGapError(expected=expected, actual=result.step)
                 expected += 1
@@ -133,7 +141,7 @@ class EpochStreams:
                 record(told)
                 self._records.append(told)
                 if vocab_size is not None:
-                    _check_sampled(result.sampled, vocab_size)
+                    check_tokens((*result.sampled, *result.scored), vocab_size)
                     self._results.append(result)
                     self._wake.set()
         except grpc.aio.AioRpcError as error:
@@ -196,22 +204,6 @@ async def open_streams(
     finally:
         for call in (*forward, *chain.from_iterable(results)):
             call.cancel()
-
-
-def _check_sampled(sampled: Sequence[SampledToken], vocab_size: int) -> None:
-    for token in sampled:
-        if token.token_id >= vocab_size:
-            raise FrameError(
-                what="sampled token", expected=f"below {vocab_size}", actual=token.token_id
-            )
-        if math.isnan(token.logprob):
-            raise FrameError(what="log-probability", expected="a number", actual="NaN")
-        if len(token.top_ids) != len(token.top_logprobs):
-            raise FrameError(
-                what="log-probabilities of the most likely tokens",
-                expected=len(token.top_ids),
-                actual=len(token.top_logprobs),
-            )
 
 
 def _ended(who: str, error: grpc.aio.AioRpcError | asyncio.InvalidStateError) -> EpochEndedError:

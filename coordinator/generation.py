@@ -3,9 +3,9 @@
 from coordinator.answer_text import AnswerText
 from coordinator.output import OutputStream
 from coordinator.quotas import Account
-from coordinator.requests import Finish, Timings, Usage
+from coordinator.requests import Finish, PromptToken, Timings, Usage
 from runtime.errors import StagemeshError
-from runtime.step import SampledToken
+from runtime.step import SampledToken, ScoredToken
 from scheduler import FinishReason, SequenceRequest
 
 
@@ -34,25 +34,51 @@ class Generation:
         self._started: float | None = None
         self._first_token: float | None = None
         self._num_tokens = 0
+        self._scores_prompt = request.sampling.num_prompt_logprobs is not None
+        # The first token has nothing before it.
+        self._num_scored = 1
 
     @property
     def sequence_id(self) -> int:
         """The name under which the scheduler knows it."""
         return self.request.sequence_id
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether it needs any step: tokens are wanted, or the prompt's log-probabilities."""
+        return self.request.max_tokens > 0 or self._scores_prompt
+
     def started(self, now: float) -> None:
         """A step carries its prompt; only the first call counts."""
-        if self._started is None:
-            self._started = now
+        if self._started is not None:
+            return
+        self._started = now
+        if self._scores_prompt:
+            first = PromptToken(self.request.prompt_ids[0], None)
+            self._output.push_prompt(self._number, (first,))
+
+    def push_prompt(self, tokens: tuple[ScoredToken, ...]) -> None:
+        """Delivers the prompt's tokens that were not told before a preemption or a recovery."""
+        fresh = tuple(
+            PromptToken(token.token_id, token.logprob, token.top_ids, token.top_logprobs)
+            for token in tokens
+            if token.position >= self._num_scored
+        )
+        if fresh:
+            self._num_scored += len(fresh)
+            self._output.push_prompt(self._number, fresh)
 
     def push(self, token: SampledToken, reason: FinishReason | None, now: float) -> Finish | None:
         """Delivers one generated token, and the end with it.
 
-        It ends when `reason` is set, or here, when its text comes to a stop string.
+        It ends when `reason` is set, or here, when its text comes to a stop string. Where only the
+        prompt was wanted, the one token that the scheduler makes all the same is left out.
         """
         if self._first_token is None:
             self._first_token = now
         self.last_token = now
+        if self.request.max_tokens == 0:
+            return self.finish(FinishReason.LENGTH, now)
         self._num_tokens += 1
         self._account.charge(1)
         # The token that stops generation is reported, its text is not part of the answer.

@@ -8,6 +8,7 @@ from coordinator.requests import (
     GenerationRequest,
     JsonSchema,
     Prompt,
+    PromptToken,
     Regex,
     SamplingOptions,
     SchedulingOptions,
@@ -62,6 +63,9 @@ def request_from_proto(
                 sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
             ),
             logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
+            num_prompt_logprobs=(
+                sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None
+            ),
         ),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         ignore_eos=message.ignore_eos,
@@ -125,6 +129,7 @@ def update_to_proto(update: Update, request_id: str) -> inference_pb2.InferRespo
         text=update.text,
         tokens=[_token_to_proto(token) for token in update.tokens],
         seed=update.seed,
+        prompt_tokens=[_prompt_token_to_proto(token) for token in update.prompt_tokens],
     )
     if update.finish is not None:
         _add_finish(response, update.finish)
@@ -132,12 +137,18 @@ def update_to_proto(update: Update, request_id: str) -> inference_pb2.InferRespo
 
 
 def _token_to_proto(token: SampledToken) -> inference_pb2.Token:
+    top = _top_to_proto(token)
+    return inference_pb2.Token(id=token.token_id, logprob=token.logprob, top_logprobs=top)
+
+
+def _prompt_token_to_proto(token: PromptToken) -> inference_pb2.PromptToken:
+    top = _top_to_proto(token)
+    return inference_pb2.PromptToken(id=token.token_id, logprob=token.logprob, top_logprobs=top)
+
+
+def _top_to_proto(token: SampledToken | PromptToken) -> list[inference_pb2.TokenLogprob]:
     top = zip(token.top_ids, token.top_logprobs, strict=True)
-    return inference_pb2.Token(
-        id=token.token_id,
-        logprob=token.logprob,
-        top_logprobs=[inference_pb2.TokenLogprob(id=i, logprob=p) for i, p in top],
-    )
+    return [inference_pb2.TokenLogprob(id=token_id, logprob=logprob) for token_id, logprob in top]
 
 
 def _add_finish(response: inference_pb2.InferResponse, finish: Finish) -> None:

@@ -7,13 +7,17 @@ bounded by what the request may generate at all, which admission has checked.
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from coordinator.requests import Finish, Update
+from coordinator.requests import Finish, PromptToken, Update
 from runtime.errors import StagemeshError
 from runtime.step import SampledToken
 
 # Log-probabilities in one update: making its message takes the event loop some 50 ms, at most.
 MAX_LOGPROBS_PER_UPDATE = 1 << 16
+
+
+_Token = TypeVar("_Token", SampledToken, PromptToken)
 
 
 @dataclass(slots=True)
@@ -22,6 +26,7 @@ class _Pending:
 
     text: list[str] = field(default_factory=list)
     tokens: deque[SampledToken] = field(default_factory=deque)
+    prompt_tokens: deque[PromptToken] = field(default_factory=deque)
     finish: Finish | None = None
     seed: int | None = None
 
@@ -54,6 +59,11 @@ class OutputStream:
         pending.tokens.append(token)
         if text:
             pending.text.append(text)
+        self._mark(number)
+
+    def push_prompt(self, number: int, tokens: tuple[PromptToken, ...]) -> None:
+        """Adds the next tokens of a choice's prompt; none comes after a generated one."""
+        self._pending[number].prompt_tokens.extend(tokens)
         self._mark(number)
 
     def finish(self, number: int, text: str, finish: Finish) -> None:
@@ -92,12 +102,13 @@ class OutputStream:
         """Removes one message's worth; what exceeds it goes to the back of the line."""
         del self._unread[number]
         pending = self._pending[number]
-        tokens = _take_tokens(pending.tokens)
-        complete = not pending.tokens
+        prompt_tokens = _take_tokens(pending.prompt_tokens)
+        tokens = () if pending.prompt_tokens else _take_tokens(pending.tokens)
+        complete = not (pending.prompt_tokens or pending.tokens)
         text = "".join(pending.text) if complete else ""
         finish = pending.finish if complete else None
         index, choice = divmod(number, self.num_choices)
-        update = Update(index, text, tokens, finish, pending.seed, choice)
+        update = Update(index, text, tokens, finish, pending.seed, choice, prompt_tokens)
         pending.seed = None
         if complete:
             pending.text.clear()
@@ -106,11 +117,11 @@ class OutputStream:
         return update
 
 
-def _take_tokens(tokens: deque[SampledToken]) -> tuple[SampledToken, ...]:
-    taken: list[SampledToken] = []
+def _take_tokens(tokens: deque[_Token]) -> tuple[_Token, ...]:
+    taken: list[_Token] = []
     num_logprobs = 0
     while tokens:
-        num_logprobs += len(tokens[0].top_ids)
+        num_logprobs += 1 + len(tokens[0].top_ids)
         if taken and num_logprobs > MAX_LOGPROBS_PER_UPDATE:
             break
         taken.append(tokens.popleft())

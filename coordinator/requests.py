@@ -74,6 +74,8 @@ class SamplingOptions:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    # None: the prompt's tokens are not told.
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +141,24 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of the prompt and its log-probability; the first one has none.
+
+    `top_ids` and `top_logprobs` are the likeliest at its place, most likely first.
+    """
+
+    token_id: int
+    logprob: float | None
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """What became certain for one choice since its last update; `seed` comes with the first.
 
-    `index` is the prompt's, `choice` counts its answers.
+    `index` is the prompt's, `choice` counts its answers. `prompt_tokens` come before all others,
+    in order, where they are wanted.
     """
 
     index: int
@@ -151,3 +167,4 @@ class Update:
     finish: Finish | None = None
     seed: int | None = None
     choice: int = 0
+    prompt_tokens: tuple[PromptToken, ...] = ()

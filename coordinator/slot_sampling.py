@@ -32,4 +32,5 @@ def slot_sampling(
         repetition_penalty=sampling.repetition_penalty,
         num_prompt_tokens=num_prompt_tokens,
         logit_bias=sampling.logit_bias,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
     )

@@ -11,7 +11,7 @@ from typing import Protocol
 from coordinator.epoch import EpochStreams
 from runtime.errors import EpochEndedError
 from runtime.step import Step
-from scheduler import Activity, Scheduler, TokenEvent, Watchdog
+from scheduler import Activity, Scheduler, ScoreEvent, TokenEvent, Watchdog
 
 Clock = Callable[[], float]
 
@@ -21,6 +21,9 @@ class StepListener(Protocol):
 
     def on_step(self, step: Step, now: float) -> None:
         """`step` is about to be sent."""
+
+    def on_scored(self, event: ScoreEvent) -> None:
+        """Tokens of a sequence's prompt have log-probabilities."""
 
     def on_token(self, event: TokenEvent, now: float) -> None:
         """A sequence has one more token."""
@@ -74,6 +77,8 @@ class StepLoop:
             now = self._clock()
             self._watchdog.moved(now)
             number = result.step - self._first_step
+            for scored in self._scheduler.score(number, result.scored):
+                self._listener.on_scored(scored)
             for event in self._scheduler.update(number, result.sampled, now):
                 self._listener.on_token(event, now)
 

@@ -40,6 +40,8 @@ MAX_TARGET_SECONDS = 3600.0
 MAX_CACHE_SALT_LENGTH = 256
 # Log-probabilities that one request may cause in all: bounds what a slow client can pile up.
 MAX_LOGPROBS_PER_REQUEST = 1 << 22
+# At each position of a prompt, all of which may be in one step.
+MAX_PROMPT_LOGPROBS = 20
 
 
 def check_request(
@@ -128,9 +130,17 @@ def check_sampling(sampling: SamplingOptions, vocab_size: int) -> None:
         problem = f"must be above 0 and at most {MAX_REPETITION_PENALTY:g}"
         _refuse("repetition_penalty", f"is {sampling.repetition_penalty:g}; {problem}")
     _check_logit_bias(sampling.logit_bias, vocab_size)
+    _check_logprobs(sampling, vocab_size)
+
+
+def _check_logprobs(sampling: SamplingOptions, vocab_size: int) -> None:
     if not 0 <= sampling.num_logprobs <= vocab_size:
         problem = f"is {sampling.num_logprobs}; the vocabulary has {vocab_size} tokens"
         _refuse("num_logprobs", problem)
+    asked = sampling.num_prompt_logprobs
+    most = min(MAX_PROMPT_LOGPROBS, vocab_size)
+    if asked is not None and not 0 <= asked <= most:
+        _refuse("num_prompt_logprobs", f"is {asked}; must be from 0 to {most}")
 
 
 def check_scheduling(scheduling: SchedulingOptions) -> None:
@@ -160,10 +170,19 @@ def check_num_logprobs(num_logprobs: int, num_tokens: int) -> None:
         _refuse("num_logprobs", f"{problem} at most {most}")
 
 
+def check_num_prompt_logprobs(num_logprobs: int | None, num_tokens: int) -> None:
+    """`num_tokens` is how many tokens all prompts of the request have together."""
+    if num_logprobs is not None and (num_logprobs + 1) * num_tokens > MAX_LOGPROBS_PER_REQUEST:
+        problem = f"is {num_logprobs} for prompts of {num_tokens} tokens; send fewer of them"
+        _refuse("num_prompt_logprobs", problem)
+
+
 def _check_num_choices(request: GenerationRequest, max_prompts: int) -> None:
     if request.num_choices < 1:
         _refuse("num_choices", "must be at least 1")
     num_answers = len(request.prompts) * request.num_choices
+    if request.num_choices > 1 and request.sampling.num_prompt_logprobs is not None:
+        _refuse("num_choices", "must be 1 where the prompt's log-probabilities are wanted")
     if num_answers > max_prompts:
         problem = f"{request.num_choices} for each prompt are {num_answers} answers"
         _refuse("num_choices", f"{problem}; at most {max_prompts} are taken")

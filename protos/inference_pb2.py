@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\x0cstagemesh.v1\"\x98\x03\n\x0cInferRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x07prompts\x18\x03 \x03(\x0b\x32\x14.stagemesh.v1.Prompt\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.stagemesh.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x14\n\x0cinclude_stop\x18\t \x01(\x08\x12\x13\n\x0bnum_choices\x18\n \x01(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x39\n\x11structured_output\x18\x0c \x01(\x0b\x32\x1e.stagemesh.v1.StructuredOutput\x12\x32\n\nscheduling\x18\x14 \x01(\x0b\x32\x1e.stagemesh.v1.SchedulingParamsB\r\n\x0b_max_tokens\"\x88\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x15.stagemesh.v1.ChoicesH\x00\x42\x0c\n\nconstraint\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xac\x01\n\x10SchedulingParams\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12 \n\x13ttft_target_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13tpot_target_seconds\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\x04 \x01(\tB\x16\n\x14_ttft_target_secondsB\x16\n\x14_tpot_target_seconds\"r\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x12.stagemesh.v1.ChatH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.stagemesh.v1.TokenIdsH\x00\x42\x07\n\x05input\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.stagemesh.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xad\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x14\n\x0cnum_logprobs\x18\x06 \x01(\r\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x02\x88\x01\x01\x12+\n\nlogit_bias\x18\n \x03(\x0b\x32\x17.stagemesh.v1.LogitBiasB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penalty\"\x90\x02\n\rInferResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12#\n\x06tokens\x18\x04 \x03(\x0b\x32\x13.stagemesh.v1.Token\x12\x31\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1a.stagemesh.v1.FinishReason\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.stagemesh.v1.Usage\x12&\n\x07timings\x18\x07 \x01(\x0b\x32\x15.stagemesh.v1.Timings\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\t \x01(\rB\x07\n\x05_seed\"V\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x30\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x1a.stagemesh.v1.TokenLogprob\"+\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"T\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\x02 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\"F\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.stagemesh.v1.Prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.stagemesh.v1.Model\",\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\'\n\x0e\x43\x61ncelResponse\x12\x15\n\rnum_cancelled\x18\x01 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x81\x03\n\tInference\x12\x42\n\x05Infer\x12\x1a.stagemesh.v1.InferRequest\x1a\x1b.stagemesh.v1.InferResponse0\x01\x12I\n\x08Tokenize\x12\x1d.stagemesh.v1.TokenizeRequest\x1a\x1e.stagemesh.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.stagemesh.v1.DetokenizeRequest\x1a .stagemesh.v1.DetokenizeResponse\x12O\n\nListModels\x12\x1f.stagemesh.v1.ListModelsRequest\x1a .stagemesh.v1.ListModelsResponse\x12\x43\n\x06\x43\x61ncel\x12\x1b.stagemesh.v1.CancelRequest\x1a\x1c.stagemesh.v1.CancelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\x0cstagemesh.v1\"\x98\x03\n\x0cInferRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x07prompts\x18\x03 \x03(\x0b\x32\x14.stagemesh.v1.Prompt\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.stagemesh.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nignore_eos\x18\x06 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x14\n\x0cinclude_stop\x18\t \x01(\x08\x12\x13\n\x0bnum_choices\x18\n \x01(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x39\n\x11structured_output\x18\x0c \x01(\x0b\x32\x1e.stagemesh.v1.StructuredOutput\x12\x32\n\nscheduling\x18\x14 \x01(\x0b\x32\x1e.stagemesh.v1.SchedulingParamsB\r\n\x0b_max_tokens\"\x88\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x15.stagemesh.v1.ChoicesH\x00\x42\x0c\n\nconstraint\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xac\x01\n\x10SchedulingParams\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12 \n\x13ttft_target_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13tpot_target_seconds\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\x04 \x01(\tB\x16\n\x14_ttft_target_secondsB\x16\n\x14_tpot_target_seconds\"r\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x12.stagemesh.v1.ChatH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.stagemesh.v1.TokenIdsH\x00\x42\x07\n\x05input\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.stagemesh.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe7\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x14\n\x0cnum_logprobs\x18\x06 \x01(\r\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x02\x88\x01\x01\x12+\n\nlogit_bias\x18\n \x03(\x0b\x32\x17.stagemesh.v1.LogitBias\x12 \n\x13num_prompt_logprobs\x18\x0b \x01(\rH\x03\x88\x01\x01\x42\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x16\n\x14_num_prompt_logprobs\"\xc2\x02\n\rInferResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12#\n\x06tokens\x18\x04 \x03(\x0b\x32\x13.stagemesh.v1.Token\x12\x31\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1a.stagemesh.v1.FinishReason\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.stagemesh.v1.Usage\x12&\n\x07timings\x18\x07 \x01(\x0b\x32\x15.stagemesh.v1.Timings\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\t \x01(\r\x12\x30\n\rprompt_tokens\x18\n \x03(\x0b\x32\x19.stagemesh.v1.PromptTokenB\x07\n\x05_seed\"m\n\x0bPromptToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x30\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x1a.stagemesh.v1.TokenLogprobB\n\n\x08_logprob\"V\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x30\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x1a.stagemesh.v1.TokenLogprob\"+\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"T\n\x07Timings\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\x02 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x03 \x01(\x01\"F\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.stagemesh.v1.Prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.stagemesh.v1.Model\",\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\'\n\x0e\x43\x61ncelResponse\x12\x15\n\rnum_cancelled\x18\x01 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x81\x03\n\tInference\x12\x42\n\x05Infer\x12\x1a.stagemesh.v1.InferRequest\x1a\x1b.stagemesh.v1.InferResponse0\x01\x12I\n\x08Tokenize\x12\x1d.stagemesh.v1.TokenizeRequest\x1a\x1e.stagemesh.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.stagemesh.v1.DetokenizeRequest\x1a .stagemesh.v1.DetokenizeResponse\x12O\n\nListModels\x12\x1f.stagemesh.v1.ListModelsRequest\x1a .stagemesh.v1.ListModelsResponse\x12\x43\n\x06\x43\x61ncel\x12\x1b.stagemesh.v1.CancelRequest\x1a\x1c.stagemesh.v1.CancelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2362
-  _globals['_FINISHREASON']._serialized_end=2457
+  _globals['_FINISHREASON']._serialized_start=2581
+  _globals['_FINISHREASON']._serialized_end=2676
   _globals['_INFERREQUEST']._serialized_start=41
   _globals['_INFERREQUEST']._serialized_end=449
   _globals['_STRUCTUREDOUTPUT']._serialized_start=452
@@ -52,35 +52,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=1051
   _globals['_TOKENIDS']._serialized_end=1074
   _globals['_SAMPLINGPARAMS']._serialized_start=1077
-  _globals['_SAMPLINGPARAMS']._serialized_end=1378
-  _globals['_INFERRESPONSE']._serialized_start=1381
-  _globals['_INFERRESPONSE']._serialized_end=1653
-  _globals['_TOKEN']._serialized_start=1655
-  _globals['_TOKEN']._serialized_end=1741
-  _globals['_TOKENLOGPROB']._serialized_start=1743
-  _globals['_TOKENLOGPROB']._serialized_end=1786
-  _globals['_USAGE']._serialized_start=1788
-  _globals['_USAGE']._serialized_end=1845
-  _globals['_TIMINGS']._serialized_start=1847
-  _globals['_TIMINGS']._serialized_end=1931
-  _globals['_TOKENIZEREQUEST']._serialized_start=1933
-  _globals['_TOKENIZEREQUEST']._serialized_end=2003
-  _globals['_TOKENIZERESPONSE']._serialized_start=2005
-  _globals['_TOKENIZERESPONSE']._serialized_end=2065
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2067
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2120
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2122
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2156
-  _globals['_LISTMODELSREQUEST']._serialized_start=2158
-  _globals['_LISTMODELSREQUEST']._serialized_end=2177
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2179
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2236
-  _globals['_MODEL']._serialized_start=2238
-  _globals['_MODEL']._serialized_end=2282
-  _globals['_CANCELREQUEST']._serialized_start=2284
-  _globals['_CANCELREQUEST']._serialized_end=2319
-  _globals['_CANCELRESPONSE']._serialized_start=2321
-  _globals['_CANCELRESPONSE']._serialized_end=2360
-  _globals['_INFERENCE']._serialized_start=2460
-  _globals['_INFERENCE']._serialized_end=2845
+  _globals['_SAMPLINGPARAMS']._serialized_end=1436
+  _globals['_INFERRESPONSE']._serialized_start=1439
+  _globals['_INFERRESPONSE']._serialized_end=1761
+  _globals['_PROMPTTOKEN']._serialized_start=1763
+  _globals['_PROMPTTOKEN']._serialized_end=1872
+  _globals['_TOKEN']._serialized_start=1874
+  _globals['_TOKEN']._serialized_end=1960
+  _globals['_TOKENLOGPROB']._serialized_start=1962
+  _globals['_TOKENLOGPROB']._serialized_end=2005
+  _globals['_USAGE']._serialized_start=2007
+  _globals['_USAGE']._serialized_end=2064
+  _globals['_TIMINGS']._serialized_start=2066
+  _globals['_TIMINGS']._serialized_end=2150
+  _globals['_TOKENIZEREQUEST']._serialized_start=2152
+  _globals['_TOKENIZEREQUEST']._serialized_end=2222
+  _globals['_TOKENIZERESPONSE']._serialized_start=2224
+  _globals['_TOKENIZERESPONSE']._serialized_end=2284
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2286
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2339
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2341
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2375
+  _globals['_LISTMODELSREQUEST']._serialized_start=2377
+  _globals['_LISTMODELSREQUEST']._serialized_end=2396
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2398
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2455
+  _globals['_MODEL']._serialized_start=2457
+  _globals['_MODEL']._serialized_end=2501
+  _globals['_CANCELREQUEST']._serialized_start=2503
+  _globals['_CANCELREQUEST']._serialized_end=2538
+  _globals['_CANCELRESPONSE']._serialized_start=2540
+  _globals['_CANCELRESPONSE']._serialized_end=2579
+  _globals['_INFERENCE']._serialized_start=2679
+  _globals['_INFERENCE']._serialized_end=3064
 # @@protoc_insertion_point(module_scope)

@@ -243,7 +243,7 @@ class SlotOpening(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., sampling: _Optional[_Union[SlotSampling, _Mapping]] = ..., cached_token_ids: _Optional[_Iterable[int]] = ..., cached_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SlotSampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "num_logprobs", "suppressed_ids", "suppressed_until", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_prompt_tokens", "logit_bias", "grammar")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "choice", "num_logprobs", "suppressed_ids", "suppressed_until", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_prompt_tokens", "logit_bias", "grammar", "num_prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +259,7 @@ class SlotSampling(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -274,7 +275,8 @@ class SlotSampling(_message.Message):
     num_prompt_tokens: int
     logit_bias: _containers.RepeatedCompositeFieldContainer[SlotLogitBias]
     grammar: str
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ..., suppressed_until: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[SlotLogitBias, _Mapping]]] = ..., grammar: _Optional[str] = ...) -> None: ...
+    num_prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., num_logprobs: _Optional[int] = ..., suppressed_ids: _Optional[_Iterable[int]] = ..., suppressed_until: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ..., logit_bias: _Optional[_Iterable[_Union[SlotLogitBias, _Mapping]]] = ..., grammar: _Optional[str] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class SlotLogitBias(_message.Message):
     __slots__ = ("token_id", "bias")
@@ -285,18 +287,20 @@ class SlotLogitBias(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class SequenceChunk(_message.Message):
-    __slots__ = ("slot", "position", "token_ids", "new_block_ids", "sample")
+    __slots__ = ("slot", "position", "token_ids", "new_block_ids", "sample", "next_token_id")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     slot: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     new_block_ids: _containers.RepeatedScalarFieldContainer[int]
     sample: bool
-    def __init__(self, slot: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., sample: _Optional[bool] = ...) -> None: ...
+    next_token_id: int
+    def __init__(self, slot: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., new_block_ids: _Optional[_Iterable[int]] = ..., sample: _Optional[bool] = ..., next_token_id: _Optional[int] = ...) -> None: ...
 
 class ResultsRequest(_message.Message):
     __slots__ = ("epoch",)
@@ -305,16 +309,36 @@ class ResultsRequest(_message.Message):
     def __init__(self, epoch: _Optional[_Union[EpochId, _Mapping]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step", "sampled", "timing", "failure")
+    __slots__ = ("step", "sampled", "timing", "failure", "scored", "continues")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     step: int
     sampled: _containers.RepeatedCompositeFieldContainer[SampledToken]
     timing: StageTiming
     failure: StageFailure
-    def __init__(self, step: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., failure: _Optional[_Union[StageFailure, _Mapping]] = ...) -> None: ...
+    scored: _containers.RepeatedCompositeFieldContainer[ScoredToken]
+    continues: bool
+    def __init__(self, step: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timing: _Optional[_Union[StageTiming, _Mapping]] = ..., failure: _Optional[_Union[StageFailure, _Mapping]] = ..., scored: _Optional[_Iterable[_Union[ScoredToken, _Mapping]]] = ..., continues: _Optional[bool] = ...) -> None: ...
+
+class ScoredToken(_message.Message):
+    __slots__ = ("slot", "position", "token_id", "logprob", "top_ids", "top_logprobs")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    position: int
+    token_id: int
+    logprob: float
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, slot: _Optional[int] = ..., position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SampledToken(_message.Message):
     __slots__ = ("slot", "token_id", "logprob", "top_ids", "top_logprobs", "problem")

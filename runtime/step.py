@@ -30,6 +30,8 @@ class SlotSampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     # What the generated tokens must be, in llguidance's notation; empty for anything.
     grammar: str = ""
+    # Not None: prompts are scored, with so many of the likeliest tokens at each position.
+    num_prompt_logprobs: int | None = None
 
     @property
     def needs_tokens(self) -> bool:
@@ -64,7 +66,8 @@ class SequenceChunk:
 
     `position` is how many tokens of the sequence the KV cache already holds, so it is the position
     of `token_ids[0]`. `new_block_ids` are appended to the slot's block table before the chunk runs.
-    With `sample` the last stage draws the token that follows `token_ids[-1]`.
+    With `sample` the last stage draws the token that follows `token_ids[-1]`; `next_token_id` is
+    that token where it is known and belongs to a prompt that is scored.
     """
 
     slot: int
@@ -72,6 +75,7 @@ class SequenceChunk:
     token_ids: tuple[int, ...]
     new_block_ids: tuple[int, ...] = ()
     sample: bool = False
+    next_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,21 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token of a prompt at `position` and its log-probability after all those before it.
+
+    `top_ids` and `top_logprobs` hold `num_prompt_logprobs` entries, most likely first.
+    """
+
+    slot: int
+    position: int
+    token_id: int
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SendTiming:
     """One finished send: output ready until last frame written; `hidden` ran behind compute."""
 
@@ -132,8 +151,12 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What rank 0 of one stage says about one step; `sampled` is empty but on the last stage."""
+    """What rank 0 of one stage says about one step.
+
+    `sampled` and `scored` are empty but on the last stage; of each slot, `scored` is in order.
+    """
 
     step: int
     sampled: tuple[SampledToken, ...] = ()
     timing: StageTiming = field(default_factory=StageTiming)
+    scored: tuple[ScoredToken, ...] = ()

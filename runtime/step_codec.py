@@ -6,14 +6,10 @@ float32, so a value that float32 cannot hold is rounded once, before any rank se
 
 from protos import stage_pb2
 from runtime.step import (
-    SampledToken,
-    SendTiming,
     SequenceChunk,
     SlotOpening,
     SlotSampling,
-    StageTiming,
     Step,
-    StepResult,
 )
 
 
@@ -34,46 +30,6 @@ def header_to_step(header: stage_pb2.StepHeader) -> Step:
         released_slots=tuple(header.released_slots),
         opened_slots=tuple(_opening_from_proto(opening) for opening in header.opened_slots),
         chunks=tuple(_chunk_from_proto(chunk) for chunk in header.chunks),
-    )
-
-
-def result_to_proto(result: StepResult) -> stage_pb2.StepResult:
-    """One message of the `Results` stream; failures are the stage service's own to add."""
-    return stage_pb2.StepResult(
-        step=result.step,
-        sampled=[_sampled_to_proto(token) for token in result.sampled],
-        timing=timing_to_proto(result.timing),
-    )
-
-
-def result_from_proto(message: stage_pb2.StepResult) -> StepResult:
-    """The inverse of `result_to_proto`; the caller has looked at `message.failure` before."""
-    return StepResult(
-        step=message.step,
-        sampled=tuple(_sampled_from_proto(token) for token in message.sampled),
-        timing=timing_from_proto(message.timing),
-    )
-
-
-def timing_to_proto(timing: StageTiming) -> stage_pb2.StageTiming:
-    """One stage's record of one step."""
-    return stage_pb2.StageTiming(
-        receive_seconds=timing.receive_seconds,
-        queue_seconds=timing.queue_seconds,
-        compute_seconds=timing.compute_seconds,
-        idle_seconds=timing.idle_seconds,
-        send=None if timing.send is None else _send_to_proto(timing.send),
-    )
-
-
-def timing_from_proto(message: stage_pb2.StageTiming) -> StageTiming:
-    """The inverse of `timing_to_proto`."""
-    return StageTiming(
-        receive_seconds=message.receive_seconds,
-        queue_seconds=message.queue_seconds,
-        compute_seconds=message.compute_seconds,
-        idle_seconds=message.idle_seconds,
-        send=_send_from_proto(message.send) if message.HasField("send") else None,
     )
 
 
@@ -102,6 +58,7 @@ def _opening_to_proto(opening: SlotOpening) -> stage_pb2.SlotOpening:
                 for token_id, bias in sampling.logit_bias
             ],
             grammar=sampling.grammar,
+            num_prompt_logprobs=sampling.num_prompt_logprobs,
         ),
     )
 
@@ -128,6 +85,9 @@ def _opening_from_proto(message: stage_pb2.SlotOpening) -> SlotOpening:
             num_prompt_tokens=sampling.num_prompt_tokens,
             logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
             grammar=sampling.grammar,
+            num_prompt_logprobs=(
+                sampling.num_prompt_logprobs if sampling.HasField("num_prompt_logprobs") else None
+            ),
         ),
     )
 
@@ -139,6 +99,7 @@ def _chunk_to_proto(chunk: SequenceChunk) -> stage_pb2.SequenceChunk:
         token_ids=chunk.token_ids,
         new_block_ids=chunk.new_block_ids,
         sample=chunk.sample,
+        next_token_id=chunk.next_token_id,
     )
 
 
@@ -149,46 +110,5 @@ def _chunk_from_proto(message: stage_pb2.SequenceChunk) -> SequenceChunk:
         token_ids=tuple(message.token_ids),
         new_block_ids=tuple(message.new_block_ids),
         sample=message.sample,
-    )
-
-
-def _sampled_to_proto(token: SampledToken) -> stage_pb2.SampledToken:
-    return stage_pb2.SampledToken(
-        slot=token.slot,
-        token_id=token.token_id,
-        logprob=token.logprob,
-        top_ids=token.top_ids,
-        top_logprobs=token.top_logprobs,
-        problem=token.problem,
-    )
-
-
-def _sampled_from_proto(message: stage_pb2.SampledToken) -> SampledToken:
-    return SampledToken(
-        slot=message.slot,
-        token_id=message.token_id,
-        logprob=message.logprob,
-        top_ids=tuple(message.top_ids),
-        top_logprobs=tuple(message.top_logprobs),
-        problem=message.problem,
-    )
-
-
-def _send_to_proto(send: SendTiming) -> stage_pb2.SendTiming:
-    return stage_pb2.SendTiming(
-        step=send.step,
-        seconds=send.seconds,
-        hidden_seconds=send.hidden_seconds,
-        num_frames=send.num_frames,
-        num_bytes=send.num_bytes,
-    )
-
-
-def _send_from_proto(message: stage_pb2.SendTiming) -> SendTiming:
-    return SendTiming(
-        step=message.step,
-        seconds=message.seconds,
-        hidden_seconds=message.hidden_seconds,
-        num_frames=message.num_frames,
-        num_bytes=message.num_bytes,
+        next_token_id=message.next_token_id if message.HasField("next_token_id") else None,
     )

@@ -20,7 +20,7 @@ from scheduler.policy import Policy
 from scheduler.queue_forecast import QueueForecast
 from scheduler.routing import PrefixMemory, ReplicaLoad, choose_replica, make_load, work_of
 from scheduler.scheduler import Scheduler
-from scheduler.sequence import FinishReason, SequenceRequest, TokenEvent
+from scheduler.sequence import FinishReason, ScoreEvent, SequenceRequest, TokenEvent
 from scheduler.watchdog import NO_PROGRESS, Activity, Alarm, Watchdog
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Scheduler",
     "SchedulerInsight",
     "SchedulerLimits",
+    "ScoreEvent",
     "SentStep",
     "SequenceRequest",
     "StageInsight",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from runtime.step import SequenceChunk, SlotOpening, Step
 from scheduler.feedback import StepWork
 from scheduler.sequence import TrackedSequence
-from scheduler.steps_in_flight import Draw
+from scheduler.steps_in_flight import Draw, Score
 
 
 class MicrobatchDraft:
@@ -18,6 +18,7 @@ class MicrobatchDraft:
         self.chunks: list[SequenceChunk] = []
         self.openings: list[SlotOpening] = []
         self.draws: list[Draw] = []
+        self.scores: list[Score] = []
         self.num_tokens = 0
         self._num_decodes = 0
         self._prefill_attention = 0
@@ -43,7 +44,11 @@ class MicrobatchDraft:
         start, end = residence.num_sent, residence.num_sent + num_tokens
         samples = end == len(sequence.token_ids)
         token_ids = tuple(sequence.token_ids[start:end])
-        self.chunks.append(SequenceChunk(residence.slot, start, token_ids, new_block_ids, samples))
+        positions = sequence.scored_positions(start, end)
+        following = sequence.token_ids[end] if positions and positions[-1] == end else None
+        self.chunks.append(
+            SequenceChunk(residence.slot, start, token_ids, new_block_ids, samples, following)
+        )
         residence.num_sent = end
         self.num_tokens += num_tokens
         if num_tokens == 1:
@@ -54,6 +59,8 @@ class MicrobatchDraft:
         self._members[sequence_id] = sequence
         if samples:
             self.draws.append(Draw(sequence, residence))
+        if positions:
+            self.scores.append(Score(sequence, residence, positions))
 
     @property
     def work(self) -> StepWork:

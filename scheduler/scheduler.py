@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from runtime.errors import NeverFitsError, PromptTooLongError, QueueFullError
-from runtime.step import SampledToken, Step
+from runtime.step import SampledToken, ScoredToken, Step
 from scheduler.batching import Batcher
 from scheduler.feedback import StageRecord
 from scheduler.insight import SchedulerInsight
@@ -21,7 +21,7 @@ from scheduler.pipeline_meter import PipelineMeter
 from scheduler.policy import Policy, SchedulerView
 from scheduler.queues import SequenceQueues
 from scheduler.residences import Residences
-from scheduler.sequence import Phase, SequenceRequest, TokenEvent, TrackedSequence
+from scheduler.sequence import Phase, ScoreEvent, SequenceRequest, TokenEvent, TrackedSequence
 from scheduler.steps_in_flight import StepsInFlight
 
 
@@ -91,6 +91,14 @@ class Scheduler:
         if sequence is not None:
             self._intake.ended(sequence)
             self._forget(sequence)
+
+    def score(self, step: int, scored: Sequence[ScoredToken]) -> tuple[ScoreEvent, ...]:
+        """Takes what the oldest step in flight scored, before its `update`.
+
+        Raises FrameError for positions that were not asked for.
+        """
+        found = self._in_flight.scored(step, scored)
+        return tuple(ScoreEvent(sequence.sequence_id, tokens) for sequence, tokens in found)
 
     def update(
         self, step: int, sampled: Sequence[SampledToken], now: float
@@ -174,7 +182,7 @@ class Scheduler:
         if not draft.chunks and (self._in_flight or not self._residences.has_releases):
             return None
         step = draft.to_step(self._in_flight.next_number, self._residences.take_releases())
-        self._in_flight.send(draft.draws, draft.work, now, most)
+        self._in_flight.send(draft.draws, draft.scores, draft.work, now, most)
         return step
 
     def first_in_line(self, now: float) -> int | None:

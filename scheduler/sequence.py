@@ -6,7 +6,7 @@ It decides nothing: which queue a sequence stands in and what it runs next is th
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 
-from runtime.step import SampledToken, SlotSampling
+from runtime.step import SampledToken, ScoredToken, SlotSampling
 from scheduler.block_hashes import BlockHashes
 
 DEFAULT_TTFT_SECONDS = 10.0
@@ -66,6 +66,14 @@ class TokenEvent:
     sequence_id: int
     token: SampledToken
     finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreEvent:
+    """Tokens of a sequence's prompt with their log-probabilities; again after it lost its slot."""
+
+    sequence_id: int
+    tokens: tuple[ScoredToken, ...]
 
 
 class Phase(IntEnum):
@@ -156,6 +164,12 @@ class TrackedSequence:
         self.final_len = final_len
         self.num_cached = self.num_shared = 0
         self._hashes = BlockHashes(self.request.cache_salt)
+
+    def scored_positions(self, start: int, end: int) -> range:
+        """Positions of the prompt that a chunk from `start` to `end` scores: each after a row."""
+        if self.request.sampling.num_prompt_logprobs is None:
+            return range(0)
+        return range(start + 1, min(end + 1, len(self.request.prompt_ids)))
 
     def accept(self, token_id: int, now: float) -> FinishReason | None:
         """Appends a token drawn by `now` and says whether it was the last."""

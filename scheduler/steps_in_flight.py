@@ -7,9 +7,10 @@ happens to its sequences meanwhile.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from runtime.errors import FrameError, StepGapError
-from runtime.step import SampledToken
+from runtime.step import SampledToken, ScoredToken
 from scheduler.feedback import SentStep, StepWork
 from scheduler.sequence import Residence, TrackedSequence
 
@@ -27,6 +28,15 @@ class Draw:
         return self.sequence.residence is self.residence
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Positions of a prompt that a step scores: whose, and in which of its residences."""
+
+    sequence: TrackedSequence
+    residence: Residence
+    positions: range
+
+
 NUM_DONE_KEPT = 32
 """Stages tell their times by streams of their own, so some come after the step's result."""
 
@@ -36,6 +46,8 @@ class StepsInFlight:
 
     def __init__(self) -> None:
         self._draws_of_step: deque[tuple[Draw, ...]] = deque()
+        # By step, as long as it is in flight; most have none.
+        self._scores: dict[int, tuple[Score, ...]] = {}
         self._sent: dict[int, SentStep] = {}
         self._next_number = 0
 
@@ -47,8 +59,20 @@ class StepsInFlight:
         """The number of the step to be sent next."""
         return self._next_number
 
-    def send(self, draws: Sequence[Draw], work: StepWork, now: float, most: int) -> None:
-        """Notes that the next step was sent and will draw these tokens; `most` may be in flight."""
+    def send(
+        self,
+        draws: Sequence[Draw],
+        scores: Sequence[Score],
+        work: StepWork,
+        now: float,
+        most: int,
+    ) -> None:
+        """Notes that the next step was sent and what it will draw and score.
+
+        `most` may be in flight.
+        """
+        if scores:
+            self._scores[self._next_number] = tuple(scores)
         is_full = len(self) + 1 >= most
         self._sent[self._next_number] = SentStep(self._next_number, work, now, len(self), is_full)
         self._sent.pop(self._next_number - len(self) - NUM_DONE_KEPT, None)
@@ -63,6 +87,25 @@ class StepsInFlight:
     def sent(self, number: int) -> SentStep | None:
         """A step in flight or lately done; None for one that is too long ago, or never was."""
         return self._sent.get(number)
+
+    def scored(
+        self, number: int, scored: Sequence[ScoredToken]
+    ) -> list[tuple[TrackedSequence, tuple[ScoredToken, ...]]]:
+        """Takes what a step in flight scored; returns the tokens of live residences.
+
+        Raises FrameError unless exactly the positions came that it was to score, in their order.
+        """
+        scores = self._scores.pop(number, ())
+        expected = [(each.residence.slot, place) for each in scores for place in each.positions]
+        actual = [(token.slot, token.position) for token in scored]
+        if expected != actual:
+            what = f"positions scored by step {number}"
+            raise FrameError(what=what, expected=len(expected), actual=len(actual))
+        tokens = iter(scored)
+        found = [(each, tuple(islice(tokens, len(each.positions)))) for each in scores]
+        return [
+            (each.sequence, its) for each, its in found if each.sequence.residence is each.residence
+        ]
 
     def complete(
         self, number: int, sampled: Sequence[SampledToken]

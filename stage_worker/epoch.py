@@ -19,7 +19,7 @@ import torch
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, StagemeshError, find_error
 from runtime.logs import get_logger
-from runtime.step import SampledToken, SendTiming, StageTiming, Step, StepResult
+from runtime.step import SendTiming, StageTiming, Step, StepResult
 from runtime.step_codec import header_to_step
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.epoch_plan import EpochPlan
@@ -29,6 +29,7 @@ from stage_worker.next_ranks import NextRanks
 from stage_worker.paced_stage import AnyStage
 from stage_worker.receiver import Receiver, Sender
 from stage_worker.results import ResultsLog
+from stage_worker.stage import StageOutput
 from stage_worker.transport import ForwardContext, WireFrame, epoch_name
 
 # Outputs that wait for credits; with one being sent, compute is at most three steps ahead.
@@ -148,7 +149,7 @@ class EpochSession:
             )
             idle_since = computed.ended_at
             self.num_steps += 1
-            parts, sampled = computed.value
+            parts, told = computed.value
             output = _Output(received.header, parts, computed.ended_at)
             if self._plan.is_sequential:
                 await self._send(next_ranks, output)
@@ -156,7 +157,7 @@ class EpochSession:
             elif parts:
                 await self._outbox.put(output)
             if self._plan.rank == 0:
-                await self.results.put(StepResult(step.number, sampled, timing))
+                await self.results.put(StepResult(step.number, told.sampled, timing, told.scored))
 
     async def _send_outputs(self, next_ranks: NextRanks) -> None:
         while True:
@@ -222,10 +223,10 @@ class EpochSession:
 
 def _run_stage(
     stage: AnyStage, step: Step, hidden_TH: torch.Tensor | None, parts: tuple[Interval, ...]
-) -> tuple[tuple[torch.Tensor | None, ...], tuple[SampledToken, ...]]:
+) -> tuple[tuple[torch.Tensor | None, ...], StageOutput]:
     """On the device's thread: one step, its output on the host and cut for the next ranks."""
     output = stage.run(step, hidden_TH)
-    return cut(output.hidden_TH, parts), output.sampled
+    return cut(output.hidden_TH, parts), output
 
 
 async def _read_frame(context: ForwardContext, sender: str) -> WireFrame:

@@ -9,7 +9,7 @@ Shapes: T tokens of the step, W this rank's interval of the hidden dimension.
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from runtime.errors import StagemeshError
 from runtime.model_config import ModelConfig
-from runtime.step import SampledToken, SequenceChunk, Step
+from runtime.step import SampledToken, ScoredToken, SequenceChunk, Step
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.lanes import own_interval
+from stage_worker.scoring import chunk_targets
 from stage_worker.slot_table import SlotLimits, SlotTable
 from stage_worker.stage import Stage, StageOutput, StageSpec
 from stage_worker.weights import DTYPES
@@ -105,7 +106,7 @@ class PacedStage:
             self._began_at = now
         self._admit(step)
         if not step.chunks:
-            return StageOutput(None, ())
+            return StageOutput(None)
         place, age_seconds = self._place, now - self._began_at
         seconds = self._pace.stage_seconds(step, place.stage, place.share, age_seconds)
         output = self._draw_all(step) if self.spec.is_last else self._pass_on(step.num_tokens)
@@ -116,7 +117,7 @@ class PacedStage:
         """Hidden states of the right shape, all of them zero."""
         if len(self._hidden_TW) < num_tokens:
             self._hidden_TW = self._hidden_TW.new_zeros(num_tokens, self._hidden_TW.shape[1])
-        return StageOutput(self._hidden_TW[:num_tokens], ())
+        return StageOutput(self._hidden_TW[:num_tokens])
 
     def _admit(self, step: Step) -> None:
         """Takes the step's changes over; all ranks admit it, or none does."""
@@ -129,12 +130,27 @@ class PacedStage:
 
     def _draw_all(self, step: Step) -> StageOutput:
         if self.spec.rank > 0:
-            return StageOutput(None, ())
+            return StageOutput(None)
         drawn = (self._draw(chunk) for chunk in step.chunks if chunk.sample)
-        return StageOutput(None, tuple(drawn))
+        scored = (token for chunk in step.chunks for token in self._score(chunk))
+        return StageOutput(None, tuple(drawn), tuple(scored))
+
+    def _score(self, chunk: SequenceChunk) -> Iterator[ScoredToken]:
+        """Of the prompt's tokens, all are equally likely."""
+        vocab_size = self.config.vocab_size
+        for target in chunk_targets(chunk, 0, self._slots[chunk.slot].sampling):
+            ids, logprobs = paced_top(
+                target.token_id, target.position, vocab_size, max(1, target.num_logprobs)
+            )
+            top = ids[: target.num_logprobs], logprobs[: target.num_logprobs]
+            logprob = -math.log(vocab_size)
+            yield ScoredToken(target.slot, target.position, target.token_id, logprob, *top)
 
     def _draw(self, chunk: SequenceChunk) -> SampledToken:
         sampling = self._slots[chunk.slot].sampling
+        if sampling.grammar:
+            problem = "workers that take modelled times follow no grammar"
+            return SampledToken(chunk.slot, token_id=0, problem=problem)
         position = chunk.position + len(chunk.token_ids)
         suppressed = sampling.suppressed_ids if position < sampling.suppressed_until else ()
         num_logprobs = sampling.num_logprobs

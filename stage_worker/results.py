@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, InvalidRequestError, StagemeshError
+from runtime.result_codec import result_to_protos
 from runtime.step import StepResult
-from runtime.step_codec import result_to_proto
 
 _NUM_BUFFERED = 256
 
@@ -47,7 +47,8 @@ class ResultsLog:
         try:
             while (result := await self._unread.get()) is not None:
                 self._room.release()
-                yield result_to_proto(result)
+                for message in result_to_protos(result):
+                    yield message
             if self._failure is not None:
                 yield stage_pb2.StepResult(step=self._failure.step, failure=self._failure)
         finally:

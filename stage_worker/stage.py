@@ -23,21 +23,19 @@ from runtime.errors import (
 )
 from runtime.model_config import ModelConfig, load_model_config
 from runtime.shares import RankShares
-from runtime.step import SampledToken, Step
+from runtime.step import SampledToken, ScoredToken, Step
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.decode_graphs import DecodeGraphs, GraphShape
-from stage_worker.grammar import GrammarMatchers, GrammarTokenizer
+from stage_worker.grammar import GrammarTokenizer
 from stage_worker.kv_cache import BlockShape, KVCache
 from stage_worker.kv_memory import default_kv_bytes
 from stage_worker.model.decoder import Decoder, LayerRange
 from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
-from stage_worker.sampling import Draw, sample
+from stage_worker.output_head import OutputHead
+from stage_worker.scoring import Target
 from stage_worker.slot_table import SlotLimits, SlotTable
-from stage_worker.step_plan import StepPlan, StepPlanner
+from stage_worker.step_plan import StepPlanner
 from stage_worker.weights import DTYPES, BytesProgress, read_measured
-
-_MAX_LOGITS = 2**24
-"""In elements, at a time: logits of many rows are made and drawn from in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,8 @@ class StageOutput:
     """
 
     hidden_TH: Tensor | None
-    sampled: tuple[SampledToken, ...]
+    sampled: tuple[SampledToken, ...] = ()
+    scored: tuple[ScoredToken, ...] = ()
 
 
 class Stage:
@@ -98,7 +97,7 @@ class Stage:
         self._windows = frozenset(layer.window for layer in layers)
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._tokenizer = tokenizer
-        self._matchers = GrammarMatchers(tokenizer)
+        self._head: OutputHead | None = None
         self._planner: StepPlanner | None = None
         self._cache: KVCache | None = None
         self._graphs: DecodeGraphs | None = None
@@ -165,7 +164,8 @@ class Stage:
         spec, shape = self.spec, self._block_shape
         limits = SlotLimits(max_sequences, num_blocks, spec.block_size, spec.max_model_len)
         self._slots = SlotTable(limits)
-        self._matchers = GrammarMatchers(self._tokenizer)
+        if spec.is_last:
+            self._head = OutputHead(self._decoder, self._slots, self._tokenizer, group)
         # The old memory goes before the new is taken.
         self._graphs = self._cache = None
         kernel = choose_kernel(
@@ -196,9 +196,9 @@ class Stage:
         fit, and what `RankGroup.agree` raises. `NonFiniteLogitsError` comes out of the computation.
         Any error ends the epoch.
         """
-        self._admit(step, hidden_TW)
+        targets = self._admit(step, hidden_TW)
         if not step.chunks:
-            return StageOutput(None, ())
+            return StageOutput(None)
         assert self._planner is not None
         assert self._cache is not None
         plan = self._planner.plan(step)
@@ -214,10 +214,12 @@ class Stage:
             hidden_TH = self._decoder.forward(
                 hidden_TH, plan.positions_T, plan.attention, self._cache.layers, group
             )
-        if not self.spec.is_last:
+        head = self._head
+        if head is None:
             interval = self._shares.hidden
-            return StageOutput(hidden_TH[:, interval.start : interval.stop], ())
-        return StageOutput(None, self._sample(hidden_TH, plan))
+            return StageOutput(hidden_TH[:, interval.start : interval.stop])
+        scored = head.score(hidden_TH, targets)
+        return StageOutput(None, head.sample(hidden_TH, plan), scored)
 
     def _make_graphs(self, cache: KVCache, num_blocks: int, max_sequences: int) -> DecodeGraphs:
         spec = self.spec
@@ -233,37 +235,24 @@ class Stage:
         )
         return DecodeGraphs(self._decoder, cache.layers, self._windows, shape)
 
-    def _sample(self, hidden_TH: Tensor, plan: StepPlan) -> tuple[SampledToken, ...]:
-        draws = [
-            Draw(
-                chunk.slot,
-                self._slots[chunk.slot].sampling,
-                position=chunk.position + len(chunk.token_ids),
-                token_ids=self._slots[chunk.slot].token_ids,
-                matcher=self._matchers.get(chunk.slot),
-            )
-            for chunk in plan.sampled_chunks
-        ]
-        sampled: list[SampledToken] = []
-        num_rows = max(1, _MAX_LOGITS // self.config.vocab_size)
-        for begin in range(0, len(draws), num_rows):
-            rows = plan.sampled_rows[begin : begin + num_rows]
-            logits_BV = self._decoder.logits(hidden_TH[rows], self._group)
-            if logits_BV is not None:
-                sampled += sample(logits_BV, draws[begin : begin + num_rows])
-        return tuple(sampled)
+    def _admit(self, step: Step, hidden_TW: Tensor | None) -> tuple[Target, ...]:
+        """Takes the step's changes over; all ranks admit it, or none does.
 
-    def _admit(self, step: Step, hidden_TW: Tensor | None) -> None:
-        """Takes the step's changes over; all ranks admit it, or none does."""
+        Returns what is to be scored.
+        """
+        targets: tuple[Target, ...] = ()
         refusal: StagemeshError | None = None
         try:
             self._slots.apply(step)
             self._check_input(step, hidden_TW)
-            if self.spec.is_last and self.spec.rank == 0:
-                self._matchers.apply(step)
+            if self._head is not None:
+                targets = self._head.targets(step)
+                if self.spec.rank == 0:
+                    self._head.apply(step)
         except StagemeshError as error:
             refusal = error
         self._group.agree(step, refusal)
+        return targets
 
     def _check_input(self, step: Step, hidden_TW: Tensor | None) -> None:
         if self.spec.is_first:

@@ -36,7 +36,10 @@ Prompt = str | Chat | TokenIds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 is all, `seed` None is any."""
+    """How tokens are drawn; `temperature` 0 is greedy, `top_k` 0 is all, `seed` None is any.
+
+    With `num_prompt_logprobs`, 0 too, the prompt's tokens are told with their log-probabilities.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -48,6 +51,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,15 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of the prompt, which was not generated; the first one has no log-probability."""
+
+    id: int
+    logprob: float | None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """How many tokens a prompt had and how many were generated."""
 
@@ -159,6 +172,7 @@ class Update:
     timings: Timings | None
     seed: int | None
     choice: int = 0
+    prompt_tokens: tuple[PromptToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from stagemesh.generation import (
     JsonSchema,
     Model,
     Prompt,
+    PromptToken,
     Regex,
     StructuredOutput,
     Timings,
@@ -40,6 +41,7 @@ def request_to_proto(request: GenerationRequest) -> inference_pb2.InferRequest:
                 inference_pb2.LogitBias(token_id=token_id, bias=bias)
                 for token_id, bias in sampling.logit_bias
             ],
+            num_prompt_logprobs=sampling.num_prompt_logprobs,
         ),
         max_tokens=request.max_tokens,
         ignore_eos=request.ignore_eos,
@@ -94,6 +96,7 @@ def update_from_proto(message: inference_pb2.InferResponse) -> Update:
         else None,
         seed=message.seed if message.HasField("seed") else None,
         choice=message.choice,
+        prompt_tokens=tuple(_prompt_token_from_proto(token) for token in message.prompt_tokens),
     )
 
 
@@ -121,3 +124,8 @@ def prompt_to_proto(prompt: Prompt) -> inference_pb2.Prompt:
 def _token_from_proto(token: inference_pb2.Token) -> Token:
     top = tuple((entry.id, entry.logprob) for entry in token.top_logprobs)
     return Token(token.id, token.logprob, top)
+
+
+def _prompt_token_from_proto(token: inference_pb2.PromptToken) -> PromptToken:
+    top = tuple((entry.id, entry.logprob) for entry in token.top_logprobs)
+    return PromptToken(token.id, token.logprob if token.HasField("logprob") else None, top)

@@ -1,12 +1,13 @@
 """Owns /v1/completions: its parameters, and what its answers look like."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from coordinator.http.fields import Fields, integer, refuse, text
 from coordinator.http.form import JSON, Answer, Call, finish_name
 from coordinator.http.parameters import take_delivery, take_max_tokens, take_request
-from coordinator.requests import Prompt, TextPrompt, TokenPrompt, Update
+from coordinator.requests import Prompt, PromptToken, TextPrompt, TokenPrompt, Update
 from coordinator.served_model import ServedModel
 from coordinator.token_text import TokenTexts
 from runtime.step import SampledToken
@@ -21,11 +22,12 @@ def parse_completion(fields: Fields, request_id: str) -> Call:
     delivery = take_delivery(fields)
     echo = fields.boolean("echo")
     num_logprobs = fields.integer("logprobs")
-    if echo and num_logprobs is not None:
-        refuse("logprobs", "cannot be told for an echoed prompt; leave out echo or logprobs")
     max_tokens = take_max_tokens(fields, _DEFAULT_MAX_TOKENS)
     request, names = take_request(fields, request_id, prompts, max_tokens, num_logprobs or 0)
-    names["num_logprobs"] = "logprobs"
+    names |= {"num_logprobs": "logprobs", "num_prompt_logprobs": "logprobs"}
+    if echo:
+        sampling = replace(request.sampling, num_prompt_logprobs=num_logprobs)
+        request = replace(request, sampling=sampling)
     return Call(
         request,
         delivery,
@@ -84,7 +86,7 @@ class CompletionForm:
 
     def chunks(self, index: int, update: Update) -> Iterator[JSON]:
         """The text with its tokens, and the end with the last of it."""
-        logprobs = self._logprobs(index, update.tokens)
+        logprobs = self._logprobs(index, (*update.prompt_tokens, *update.tokens))
         reason = finish_name(update.finish)
         if update.text or logprobs or reason:
             yield _choice(index, update.text, logprobs, reason)
@@ -92,7 +94,7 @@ class CompletionForm:
     def choice(self, index: int, answer: Answer) -> JSON:
         """One text."""
         whole = self._prompt_text(index) + answer.text
-        logprobs = self._logprobs(index, answer.tokens)
+        logprobs = self._logprobs(index, (*answer.prompt_tokens, *answer.tokens))
         return _choice(index, whole, logprobs, finish_name(answer.finish))
 
     def _prompt_text(self, index: int) -> str:
@@ -104,16 +106,20 @@ class CompletionForm:
             case _:
                 return ""
 
-    def _logprobs(self, index: int, tokens: Sequence[SampledToken]) -> JSON | None:
-        """`text_offset` counts characters of the answer so far, by the tokens' own texts."""
+    def _logprobs(self, index: int, tokens: Sequence[SampledToken | PromptToken]) -> JSON | None:
+        """`text_offset` counts characters of the answer so far, by the tokens' own texts.
+
+        The first token of an echoed prompt has no log-probabilities.
+        """
         if self._texts is None:
             return None
         body: JSON = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         offset = self._offsets.get(index, 0)
         for token in tokens:
             name = self._texts.name(token.token_id)
-            likeliest = {name: token.logprob}
+            likeliest = None if token.logprob is None else {name: token.logprob}
             for token_id, logprob in zip(token.top_ids, token.top_logprobs, strict=True):
+                assert likeliest is not None
                 likeliest.setdefault(self._texts.name(token_id), logprob)
             body["tokens"].append(name)
             body["token_logprobs"].append(token.logprob)

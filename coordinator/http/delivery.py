@@ -7,7 +7,7 @@ cancelled. The status line is sent with the first token: until then an error has
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,7 +20,7 @@ from coordinator.http.connection import while_connected
 from coordinator.http.errors import error_body, rename_field
 from coordinator.http.form import JSON, Answer, Call, Form, usage_body
 from coordinator.output import OutputStream
-from coordinator.requests import Update, Usage
+from coordinator.requests import PromptToken, Update, Usage
 from runtime.errors import InvalidRequestError, StagemeshError
 from runtime.logs import get_logger
 from runtime.step import SampledToken
@@ -81,7 +81,7 @@ class _Envelope:
         num_logprobs = 0
         async for update in output:
             answers[self.number(update)].add(update)
-            num_logprobs += _num_logprobs(update.tokens)
+            num_logprobs += _num_logprobs((*update.prompt_tokens, *update.tokens))
         if num_logprobs <= _INLINE_LOGPROBS:
             return _encode(self._body(answers))
         return await asyncio.to_thread(lambda: _encode_in_turns(self._body(answers)))
@@ -173,16 +173,22 @@ def _parts(update: Update) -> Iterator[Update]:
 
     The text comes with the last, because it belongs to the tokens as a whole.
     """
-    tokens = update.tokens
+    tokens, prompt_tokens = update.tokens, update.prompt_tokens
+    while _num_logprobs(prompt_tokens) > _INLINE_LOGPROBS and len(prompt_tokens) > 1:
+        count = max(1, len(prompt_tokens) * _INLINE_LOGPROBS // _num_logprobs(prompt_tokens))
+        yield Update(update.index, "", (), None, None, update.choice, prompt_tokens[:count])
+        prompt_tokens = prompt_tokens[count:]
+    update = replace(update, prompt_tokens=prompt_tokens)
     while _num_logprobs(tokens) > _INLINE_LOGPROBS and len(tokens) > 1:
         count = max(1, len(tokens) * _INLINE_LOGPROBS // _num_logprobs(tokens))
         yield replace(update, text="", tokens=tokens[:count], finish=None)
+        update = replace(update, prompt_tokens=())
         tokens = tokens[count:]
     yield replace(update, tokens=tokens)
 
 
-def _num_logprobs(tokens: tuple[SampledToken, ...]) -> int:
-    return sum(len(token.top_ids) for token in tokens)
+def _num_logprobs(tokens: Sequence[SampledToken | PromptToken]) -> int:
+    return sum(1 + len(token.top_ids) for token in tokens)
 
 
 def _encode(body: JSON) -> bytes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from coordinator.http.parameters import Delivery
-from coordinator.requests import Finish, GenerationRequest, Update, Usage
+from coordinator.requests import Finish, GenerationRequest, PromptToken, Update, Usage
 from coordinator.served_model import ServedModel
 from runtime.step import SampledToken
 
@@ -18,12 +18,14 @@ class Answer:
 
     text: str = ""
     tokens: list[SampledToken] = field(default_factory=list)
+    prompt_tokens: list[PromptToken] = field(default_factory=list)
     finish: Finish | None = None
 
     def add(self, update: Update) -> None:
         """Takes in what is new."""
         self.text += update.text
         self.tokens += update.tokens
+        self.prompt_tokens += update.prompt_tokens
         self.finish = update.finish
 
 

@@ -6,7 +6,7 @@ a mesh.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +16,10 @@ import grpc.aio
 from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
 from runtime.errors import EpochEndedError, StagemeshError
-from runtime.step import SampledToken, SlotSampling, StageTiming, Step, StepResult
-from runtime.step_codec import header_to_step, result_to_proto
-from tests.coordinator.toy_model import toy_top
+from runtime.result_codec import result_to_proto
+from runtime.step import SampledToken, ScoredToken, SlotSampling, StageTiming, Step, StepResult
+from runtime.step_codec import header_to_step
+from tests.coordinator.toy_model import toy_logprobs, toy_top
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class Slots:
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.blocks: dict[int, list[int]] = {}
-        self.num_logprobs: dict[int, int] = {}
+        self.sampling: dict[int, SlotSampling] = {}
         # How every sequence so far is drawn, in the order in which they came.
         self.samplings: list[SlotSampling] = []
         # Set once slots were open and all of them are released.
@@ -54,15 +55,15 @@ class Slots:
     def apply(self, step: Step) -> list[int]:
         """Takes a step in as a stage must; returns the slots that sample."""
         for slot in step.released_slots:
-            del self.tokens[slot], self.blocks[slot], self.num_logprobs[slot]
+            del self.tokens[slot], self.blocks[slot], self.sampling[slot]
         if step.released_slots and not self.tokens:
             self.emptied.set()
         for opening in step.opened_slots:
             assert opening.slot not in self.tokens, f"slot {opening.slot} is open"
             self.tokens[opening.slot] = list(opening.cached_token_ids)
             self.blocks[opening.slot] = list(opening.cached_block_ids)
-            self.num_logprobs[opening.slot] = opening.sampling.num_logprobs
             self.samplings.append(opening.sampling)
+            self.sampling[opening.slot] = opening.sampling
         for chunk in step.chunks:
             tokens = self.tokens[chunk.slot]
             assert chunk.position == len(tokens), f"slot {chunk.slot}: gap at {chunk.position}"
@@ -186,15 +187,34 @@ class FakeStage(stage_pb2_grpc.StageServicer):
         sampling = self.slots.apply(step)
         is_last = self.opening.stage == self.assignment.num_stages - 1
         sampled = tuple(self._sample(slot) for slot in sampling) if is_last else ()
+        scored = tuple(self._score(step)) if is_last else ()
         timing = StageTiming(0.1, 0.2, 0.3, 0.4)
-        result = result_to_proto(StepResult(step.number, sampled, timing))
+        result = result_to_proto(StepResult(step.number, sampled, timing, scored))
         if sampled and self.behaviour.corrupt is not None:
             self.behaviour.corrupt(result)
             self.behaviour.corrupt = None
         return result
 
+    def _score(self, step: Step) -> Iterator[ScoredToken]:
+        """What every row of the step's chunks says about the prompt's next token."""
+        for chunk in step.chunks:
+            sampling = self.slots.sampling[chunk.slot]
+            num_top = sampling.num_prompt_logprobs
+            if num_top is None:
+                continue
+            following = () if chunk.next_token_id is None else (chunk.next_token_id,)
+            known = [*self.slots.tokens[chunk.slot], *following]
+            begin, end = chunk.position + 1, chunk.position + 1 + len(chunk.token_ids)
+            for position in range(begin, min(end, sampling.num_prompt_tokens)):
+                token_id = known[position]
+                logprobs = toy_logprobs(known[:position])
+                ids, top = toy_top(known[:position], num_top)
+                yield ScoredToken(
+                    chunk.slot, position, token_id, logprobs[token_id], tuple(ids), tuple(top)
+                )
+
     def _sample(self, slot: int) -> SampledToken:
-        num_logprobs = self.slots.num_logprobs[slot]
+        num_logprobs = self.slots.sampling[slot].num_logprobs
         ids, logprobs = toy_top(self.slots.tokens[slot], max(1, num_logprobs))
         skewed = tuple(value + self.behaviour.skew_logprobs for value in logprobs[:num_logprobs])
         return SampledToken(slot, ids[0], logprobs[0], tuple(ids[:num_logprobs]), skewed)

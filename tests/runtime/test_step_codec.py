@@ -1,11 +1,15 @@
 """Tests that steps and results survive the wire unchanged."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import stage_pb2
+from runtime import result_codec
+from runtime.result_codec import result_from_proto, result_to_proto, result_to_protos
 from runtime.step import (
     SampledToken,
+    ScoredToken,
     SendTiming,
     SequenceChunk,
     SlotOpening,
@@ -14,12 +18,7 @@ from runtime.step import (
     Step,
     StepResult,
 )
-from runtime.step_codec import (
-    header_to_step,
-    result_from_proto,
-    result_to_proto,
-    step_to_header,
-)
+from runtime.step_codec import header_to_step, step_to_header
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
@@ -48,6 +47,7 @@ samplings = st.builds(
     num_prompt_tokens=uint32,
     logit_bias=st.lists(st.tuples(uint32, float32), max_size=3).map(tuple),
     grammar=st.text(),
+    num_prompt_logprobs=st.none() | uint32,
 )
 chunks = st.builds(
     SequenceChunk,
@@ -56,6 +56,7 @@ chunks = st.builds(
     token_ids=_tuples(uint32),
     new_block_ids=_tuples(uint32),
     sample=st.booleans(),
+    next_token_id=st.none() | uint32,
 )
 openings = st.builds(SlotOpening, uint32, samplings, _tuples(uint32), _tuples(uint32))
 steps = st.builds(
@@ -73,6 +74,15 @@ sampled_tokens = st.builds(
     top_ids=_tuples(uint32),
     top_logprobs=st.lists(float32, max_size=5).map(tuple),
 )
+scored_tokens = st.builds(
+    ScoredToken,
+    slot=uint32,
+    position=uint32,
+    token_id=uint32,
+    logprob=float32,
+    top_ids=_tuples(uint32),
+    top_logprobs=st.lists(float32, max_size=5).map(tuple),
+)
 sends = st.builds(SendTiming, uint64, float64, float64, uint32, uint64)
 timings = st.builds(StageTiming, float64, float64, float64, float64, st.none() | sends)
 results = st.builds(
@@ -80,6 +90,7 @@ results = st.builds(
     step=uint64,
     sampled=st.lists(sampled_tokens, max_size=3).map(tuple),
     timing=timings,
+    scored=st.lists(scored_tokens, max_size=9).map(tuple),
 )
 
 
@@ -95,6 +106,20 @@ def test_result_through_bytes_returns_equal(result: StepResult) -> None:
     data = result_to_proto(result).SerializeToString()
 
     assert result_from_proto(stage_pb2.StepResult.FromString(data)) == result
+
+
+@given(results, st.integers(1, 20))
+def test_result_in_parts_returns_equal_and_each_is_bounded(result: StepResult, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(result_codec, "MAX_LOGPROBS_PER_MESSAGE", most)
+        *parts, last = result_to_protos(result)
+
+    assert all(part.continues for part in parts)
+    assert not last.continues
+    assert result_from_proto(last, parts) == result
+    for part in (*parts, last):
+        num_logprobs = sum(1 + len(token.top_ids) for token in part.scored)
+        assert num_logprobs <= most or len(part.scored) == 1
 
 
 def test_temperature_beyond_float32_is_rounded_once() -> None:

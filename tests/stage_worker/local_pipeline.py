@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from runtime.checkpoint import Checkpoint
-from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
-from stage_worker.stage import Stage, StageSpec
+from runtime.step import SampledToken, ScoredToken, SequenceChunk, SlotOpening, SlotSampling, Step
+from stage_worker.stage import Stage, StageOutput, StageSpec
 from tests.stage_worker.ranked_stage import RankedStage
 
 
@@ -36,6 +36,7 @@ class Running:
     num_cached: int = 0
     block_ids: list[int] = field(default_factory=list)
     sampled: list[SampledToken] = field(default_factory=list)
+    scored: list[ScoredToken] = field(default_factory=list)
 
     @property
     def is_finished(self) -> bool:
@@ -115,6 +116,10 @@ class LocalPipeline:
         self, requests: Sequence[Request], chunk_sizes: Iterable[int]
     ) -> list[list[SampledToken]]:
         """Every step takes the next chunk size and gives each running prompt a chunk of it."""
+        return [done.sampled for done in self.run(requests, chunk_sizes)]
+
+    def run(self, requests: Sequence[Request], chunk_sizes: Iterable[int]) -> list[Running]:
+        """The same, with all that came out."""
         waiting = list(requests)
         running: list[Running] = []
         finished: dict[int, Running] = {}
@@ -132,7 +137,7 @@ class LocalPipeline:
                 self.release(done)
                 finished[id(done.request)] = done
             step += 1
-        return [finished[id(request)].sampled for request in requests]
+        return [finished[id(request)] for request in requests]
 
     def release(self, sequence: Running) -> None:
         """Takes the sequence out with the next step."""
@@ -155,11 +160,13 @@ class LocalPipeline:
     def _step(self, running: list[Running], opened: list[Running], chunk_size: int) -> None:
         chunks = tuple(self._chunk(sequence, chunk_size) for sequence in running)
         openings = tuple(SlotOpening(new.slot, new.request.sampling) for new in opened)
-        sampled = self._run(Step(self._num_steps, tuple(self._released), openings, chunks))
+        output = self._run(Step(self._num_steps, tuple(self._released), openings, chunks))
         self._num_steps += 1
         self._released = []
         by_slot = {sequence.slot: sequence for sequence in running}
-        for token in sampled:
+        for scored in output.scored:
+            by_slot[scored.slot].scored.append(scored)
+        for token in output.sampled:
             by_slot[token.slot].sampled.append(token)
             by_slot[token.slot].token_ids.append(token.token_id)
 
@@ -172,11 +179,14 @@ class LocalPipeline:
         sequence.num_cached = end
         token_ids = tuple(sequence.token_ids[begin:end])
         is_whole = end == len(sequence.token_ids)
-        return SequenceChunk(sequence.slot, begin, token_ids, new_block_ids, sample=is_whole)
+        following = None if is_whole else sequence.token_ids[end]
+        return SequenceChunk(
+            sequence.slot, begin, token_ids, new_block_ids, is_whole, next_token_id=following
+        )
 
-    def _run(self, step: Step) -> tuple[SampledToken, ...]:
+    def _run(self, step: Step) -> StageOutput:
         hidden_TH = None
         for stage in self._stages:
             output = stage.run(step, hidden_TH)
             hidden_TH = output.hidden_TH
-        return output.sampled
+        return output

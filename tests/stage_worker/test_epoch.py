@@ -13,8 +13,8 @@ import torch
 
 from protos import stage_pb2
 from runtime import rpc
+from runtime.result_codec import result_from_proto
 from runtime.step import SendTiming, Step
-from runtime.step_codec import result_from_proto
 from stage_worker.epoch import EpochSession
 from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread

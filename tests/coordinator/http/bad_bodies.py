@@ -44,7 +44,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ),
     ({"logprobs": VOCAB_SIZE + 1}, 400, "invalid_request", "logprobs"),
     ({"logprobs": True}, 400, "invalid_request", "logprobs"),
-    ({"logprobs": 1, "echo": True}, 400, "invalid_request", "logprobs"),
     ({"stop_token_ids": [VOCAB_SIZE]}, 400, "token_out_of_vocabulary", None),
     ({"stop_token_ids": 5}, 400, "invalid_request", "stop_token_ids"),
     ({"stream_options": {"include_usage": True}}, 400, "invalid_request", "stream_options"),
