@@ -8,7 +8,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from runtime.checkpoint import Checkpoint
 from runtime.devices import visible_gpus
-from runtime.errors import NotEnoughMemoryError
+from runtime.errors import InvalidRequestError, NotEnoughMemoryError
 from runtime.memory import total_memory_bytes
 from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
@@ -109,10 +109,13 @@ def make_launch_plan(
     """The processes to start.
 
     Raises `NotEnoughMemoryError` if this machine cannot hold the KV caches that were asked for,
-    `PortTakenError` if a door's address is in use, and `CertificateError`.
+    `PortTakenError` if a door's address is in use, `InvalidRequestError` for a backend that this
+    machine cannot have, and `CertificateError`.
     """
     mesh_security.tls(Role.WORKER)
     _check_memory(batching.kv_memory * plan.num_workers, plan.num_workers)
+    gpus = gpus_for(device.device)
+    _check_backend(plan.backend, gpus)
     addresses = replace(
         addresses,
         grpc=reserve(addresses.grpc, "--grpc"),
@@ -153,6 +156,12 @@ def shared_out(device: DeviceOptions, num_workers: int, gpus: tuple[str, ...]) -
 def gpus_for(device: str) -> tuple[str, ...]:
     """The GPUs that workers on `device` share out; none for CPUs."""
     return () if device == "cpu" else visible_gpus()
+
+
+def _check_backend(backend: str, gpus: tuple[str, ...]) -> None:
+    if backend == "nccl" and not gpus:
+        problem = "nccl needs GPUs, and this machine offers none; leave it at auto"
+        raise InvalidRequestError(field="--backend", problem=problem)
 
 
 def _check_memory(needed_bytes: int, num_workers: int) -> None:

@@ -92,8 +92,8 @@ class PlanOptions:
     pp: Positive | None = None
     """Pipeline stages. [default: one, or as many as --layers or --tp names]"""
 
-    tp: Ranks = (1,)
-    """Tensor-parallel ranks of every stage, one worker each, or of each stage as 2,1,3."""
+    tp: Annotated[Ranks, Parameter(show_default=False)] = (1,)
+    """Tensor-parallel ranks of each stage, one worker each: as 2, or 2,1,3. [default: 1]"""
 
     backend: Literal["auto", "shm", "gloo", "nccl"] = "auto"
     """How the ranks of a stage exchange data; auto: nccl on CUDA, or shared memory."""

@@ -77,6 +77,9 @@ def test_stages_of_two_one_and_three_ranks_match_transformers(model: TinyModel) 
         assert_computes(mesh, model)
         (replica,) = mesh.state().replicas
         assert [len(stage.ranks) for stage in replica.stages] == [2, 1, 3]
+        for stage in replica.stages:
+            shares = [rank.weights_bytes / stage.weights_bytes for rank in stage.ranks]
+            assert shares == pytest.approx([1 / len(shares)] * len(shares), abs=0.1)
         assert "2 rank 2" in run_command("status", "--target", mesh.target).stdout
         mesh.assert_idle()
         mesh.stop()
@@ -107,10 +110,22 @@ def test_rank_killed_in_mid_answer_is_started_again_and_the_tokens_are_the_same(
     assert_greedy(model, PROMPT, tokens)
 
 
-def test_more_ranks_than_heads_are_refused_before_a_worker_starts(model: TinyModel) -> None:
-    done = run_command("serve", str(model.folder), "--tp", "5", "--grpc", "127.0.0.1:0")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--tp", "5"), "5 ranks a stage for 4 key/value heads (4 query heads)"),
+        (("--tp", "1,5"), "5 ranks a stage for 4 key/value heads (4 query heads)"),
+        (("--tp", "2", "--backend", "nccl", "--device", "cpu"), "--backend: nccl needs GPUs"),
+    ],
+    ids=["tp", "tp_of_a_stage", "nccl"],
+)
+def test_ranks_that_cannot_be_are_refused_before_a_worker_starts(
+    options: tuple[str, ...], told: str, model: TinyModel
+) -> None:
+    addresses = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0")
+    done = run_command("serve", str(model.folder), *options, *addresses)
     assert done.returncode == 1
-    assert "error: 5 ranks a stage for 4 key/value heads (4 query heads)" in done.stderr
+    assert f"error: {told}" in done.stderr
 
 
 def _other_header(frame: stage_pb2.Frame) -> None:
