@@ -35,3 +35,25 @@ def assignment_to_proto(assignment: Assignment) -> stage_pb2.Assignment:
         max_model_len=assignment.max_model_len,
         kv_memory_bytes=assignment.kv_memory_bytes,
     )
+
+
+def assignment_from_proto(message: stage_pb2.Assignment) -> Assignment | None:
+    """What a worker says that it holds; None for what this build would not ask for."""
+    dtype = next((name for name, value in DTYPES.items() if value == message.dtype), None)
+    if dtype is None:
+        return None
+    return Assignment(
+        replica=message.replica,
+        stage=message.stage,
+        num_stages=message.num_stages,
+        rank=message.rank,
+        tp_size=message.tp_size,
+        first_layer=message.first_layer,
+        num_layers=message.num_layers,
+        model=message.model,
+        weights_fingerprint=message.weights_fingerprint,
+        dtype=dtype,
+        block_size=message.block_size,
+        max_model_len=message.max_model_len,
+        kv_memory_bytes=message.kv_memory_bytes,
+    )

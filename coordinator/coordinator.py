@@ -187,7 +187,7 @@ def _expose_engine(metrics: CoordinatorMetrics, engine: Engine) -> None:
     metrics.kv_utilization.labels(replica).set_function(
         lambda: engine.num_blocks_used / max(1, engine.num_blocks)
     )
-    metrics.replica_serving.labels(replica).set_function(lambda: engine.takes_requests)
+    metrics.replica_serving.labels(replica).set_function(lambda: engine.is_serving)
     # Known from the start, so that their rates are.
     metrics.replica_requests.labels(replica)
     metrics.handovers.labels(replica)

@@ -225,9 +225,17 @@ class Engine:
         watchdog = Watchdog(self._step_seconds, self._stall_seconds)
         return StepLoop(scheduler, streams, self.wake, listener, watchdog, self.clock)
 
-    def end_epoch(self, cause: StagemeshError) -> None:
-        """Puts everything that ran back in line, but for what ended it running alone."""
-        self.is_serving = False
+    def drain(self) -> None:
+        """Its epoch is meant to end: whoever else runs requests gets what is here."""
+        self.is_draining = True
+        self.on_change(self)
+
+    def end_epoch(self, cause: StagemeshError, *, is_planned: bool = False) -> None:
+        """Puts everything that ran back in line, but for what ended it running alone.
+
+        A planned end speaks against nobody.
+        """
+        self.is_serving = self.is_draining = False
         end = EpochEndedError.by(cause)
         self._metrics.epoch_ends.labels(str(self.replica), end.cause).inc()
         if end.cause == NO_PROGRESS and self.scheduler is not None:
@@ -235,7 +243,7 @@ class Engine:
             first = self.scheduler.first_in_line(self.clock())
             if first is not None:
                 self._suspects.started(first)
-        culprit = self._suspects.end_epoch()
+        culprit = self._suspects.end_epoch(is_planned=is_planned)
         if culprit is not None:
             num_ends = self._suspects.num_ends(culprit)
             who = f"the request ran at {num_ends} ends, at the last one alone"

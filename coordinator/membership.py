@@ -5,6 +5,7 @@ workers are used for (`replica.py`).
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +45,9 @@ class Member:
     """One joined worker process; `held` is the part of a model that it has loaded.
 
     `replica` is the one that it is lent to; `has_served` says that a canary came out right through
-    it, `usage` what its device said last.
+    it, `usage` what its device said last. `drain_deadline` is when it leaves at the latest, in the
+    event loop's time, and infinite while it is not asked to. `is_released` says that it has left
+    because it was.
     """
 
     identity: WorkerIdentity
@@ -52,6 +55,8 @@ class Member:
     replica: int | None = None
     usage: DeviceUsage | None = None
     has_served: bool = False
+    drain_deadline: float = math.inf
+    is_released: bool = False
     gone_reason: str = ""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -59,6 +64,11 @@ class Member:
     def name(self) -> str:
         """What people call it: where it answers."""
         return self.identity.address
+
+    @property
+    def is_draining(self) -> bool:
+        """It is to leave as soon as it is not needed."""
+        return self.drain_deadline < math.inf
 
     async def watch(self) -> None:
         """Never returns: raises `WorkerDiedError` once the worker has left."""
@@ -82,8 +92,11 @@ class Membership:
         """Everybody who is in, first come first."""
         return tuple(self._members.values())
 
-    def join(self, identity: WorkerIdentity) -> Member:
-        """Lets a worker in, or raises `ProtocolVersionError` or `WorkerRefusedError`."""
+    def join(self, identity: WorkerIdentity, held: Assignment | None = None) -> Member:
+        """Lets a worker in, which may hold a part of a model from before.
+
+        Raises `ProtocolVersionError` or `WorkerRefusedError`.
+        """
         if identity.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(expected=PROTOCOL_VERSION, actual=identity.protocol_version)
         reason = self._refusal(identity)
@@ -92,7 +105,7 @@ class Membership:
             raise WorkerRefusedError(worker=worker, reason=reason)
         for member in self._predecessors(identity):
             self.leave(member, "it joined anew")
-        member = Member(identity)
+        member = Member(identity, held)
         self._members[identity.worker_id] = member
         self._changed.set()
         return member
@@ -108,8 +121,12 @@ class Membership:
 
     @property
     def free(self) -> tuple[Member, ...]:
-        """Those that no replica has."""
-        return tuple(member for member in self._members.values() if member.replica is None)
+        """Those that stand by: no replica has them, and they stay."""
+        return tuple(
+            member
+            for member in self._members.values()
+            if member.replica is None and not member.is_draining
+        )
 
     async def take(self, replica: int, choose: ChooseFn) -> tuple[Member, ...]:
         """Lends `replica` whom `choose` picks of those that are free, as soon as it picks.
@@ -117,17 +134,38 @@ class Membership:
         All at once: replicas that each hold a part of what they need would wait for ever.
         """
         while (members := choose(self.free)) is None:
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         for member in members:
             member.replica = replica
         return members
 
     def give_back(self, members: Iterable[Member]) -> None:
-        """They stand by again, for whoever waits."""
+        """They stand by again, for whoever waits; those that drain may go."""
         for member in members:
             member.replica = None
+            if member.is_draining:
+                self._release(member)
         self._changed.set()
+
+    def drain(self, member: Member, deadline: float) -> None:
+        """Asks a worker to leave once it is not needed, and by `deadline` in any case."""
+        member.drain_deadline = min(member.drain_deadline, deadline)
+        if member.replica is None:
+            self._release(member)
+        self._changed.set()
+
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Returns when `is_so`, which is asked anew with each change."""
+        while not is_so():
+            await self._change()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _release(self, member: Member) -> None:
+        member.is_released = True
+        self.leave(member, "it was drained")
 
     def _refusal(self, identity: WorkerIdentity) -> str:
         addresses = [each for each in (identity.address, identity.metrics_address) if each]

@@ -7,6 +7,7 @@ import asyncio
 
 import grpc
 
+from coordinator.assignment_codec import assignment_from_proto
 from coordinator.membership import Member, Membership, WorkerIdentity
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_from_proto
@@ -17,6 +18,7 @@ _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.Coordinator
 
 # A process that was killed and one that left look the same from here.
 _STREAM_ENDED = "its Join stream ended"
+_MAX_DRAIN_SECONDS = 86_400.0
 # A trailer must hold it.
 _MAX_REASON = 1_000
 
@@ -56,7 +58,8 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         if hello is None:
             return
         try:
-            member = self._membership.join(_identity(hello))
+            held = assignment_from_proto(hello.held)
+            member = self._membership.join(_identity(hello), held)
         except RefusedWorkerError as error:
             _log.warning("worker_refused", worker=hello.address, reason=str(error))
             await context.write(
@@ -80,7 +83,8 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
     async def _hold(self, member: Member, context: _Context) -> str:
         """Keeps `member` in until its stream ends, it falls silent or the coordinator closes.
 
-        Returns why somebody else took it out, if that was the end.
+        Returns why somebody else took it out, if that was the end; one that was asked to leave is
+        told that it may go.
         """
         _log.info("worker_joined", worker=member.name, worker_id=member.identity.worker_id)
         reason = _STREAM_ENDED
@@ -96,6 +100,9 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             was_put_out = member.gone.is_set()
             self._membership.leave(member, reason)
             _log.info("worker_left", worker=member.name, reason=reason)
+        if member.is_released:
+            await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
+            return ""
         return reason if was_put_out else ""
 
     async def _listen(self, member: Member, context: _Context) -> None:
@@ -109,6 +116,12 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
                 raise _JoinEndedError(_STREAM_ENDED)
             if message.heartbeat.HasField("usage"):
                 member.usage = usage_from_proto(message.heartbeat.usage)
+            if message.HasField("leaving"):
+                # In this order, what is not a number becomes no time at all.
+                seconds = min(_MAX_DRAIN_SECONDS, max(0.0, message.leaving.grace_seconds))
+                _log.info("worker_leaves", worker=member.name, grace_seconds=seconds)
+                now = asyncio.get_running_loop().time()
+                self._membership.drain(member, now + seconds)
 
     async def _speak(self, context: _Context) -> None:
         welcome = mesh_pb2.Welcome(

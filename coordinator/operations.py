@@ -1,8 +1,10 @@
 """Owns what an operator sees: the coordinator's state as one protobuf message."""
 
+import asyncio
 from typing import Any
 
 from coordinator.coordinator import Coordinator
+from coordinator.draining import find_members
 from coordinator.membership import Member
 from coordinator.phases import Phase
 from coordinator.replica import Replica
@@ -25,6 +27,18 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
     ) -> mesh_pb2.GetStateResponse:
         """A snapshot."""
         return snapshot(self._coordinator)
+
+    async def Drain(self, request: mesh_pb2.DrainRequest, context: Any) -> mesh_pb2.DrainResponse:
+        """Answers when they have left; a caller that does not wait stops nothing."""
+        coordinator = self._coordinator
+        members = find_members(request.target, coordinator.membership)
+        grace_seconds = request.grace_seconds or coordinator.options.grace_seconds
+        deadline = asyncio.get_running_loop().time() + grace_seconds
+        for member in members:
+            coordinator.membership.drain(member, deadline)
+        for member in members:
+            await member.gone.wait()
+        return mesh_pb2.DrainResponse(workers=[member.name for member in members])
 
 
 def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:

@@ -63,6 +63,8 @@ class CoordinatorOptions:
     stall_seconds: float = 10.0
     # How long running requests may go on after a stop was asked for.
     grace_seconds: float = 10.0
+    # How long a replica that has served waits for missing workers before it makes do with fewer.
+    replan_seconds: float = 20.0
     # Pause before a replica is formed again, doubled with each failure in a row.
     backoff_seconds: float = 0.2
     max_backoff_seconds: float = 5.0

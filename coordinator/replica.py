@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Never
 
 from coordinator.assignment import Assignment
 from coordinator.canary import CanaryReference
@@ -18,11 +19,14 @@ from coordinator.epoch import open_streams
 from coordinator.epoch_end import end_of
 from coordinator.formation import Ranks, by_stage, load_parts, make_limits, open_epoch
 from coordinator.membership import Member
+from coordinator.options import CoordinatorOptions
 from coordinator.patience import LASTING, Patience
 from coordinator.phases import NEXT_PHASES, Phase
 from coordinator.places import place, what_is_missing
 from coordinator.plan import settle_dtype, with_dtype
+from coordinator.replan import fits_memory, make_plan, smaller_options
 from coordinator.stages import EpochId, EpochPlan, StageLink
+from coordinator.succession import Succession, is_planned
 from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import (
     StagemeshError,
@@ -49,7 +53,10 @@ class Replica:
         engine: Engine,
         telemetry: ReplicaTelemetry,
     ) -> None:
-        """`assignments` are in the order of stages, and of ranks within a stage."""
+        """`assignments` are in the order of stages, and of ranks within a stage.
+
+        They are what was asked for; while workers are missing, others may be carried out.
+        """
         self.number = engine.replica
         self.assignments = assignments
         self.engine = engine
@@ -60,7 +67,10 @@ class Replica:
         self.epoch = EpochId(commons.coordinator_id, 0)
         self.members: tuple[Member, ...] = ()
         self._commons = commons
+        self._wanted = assignments
         self._options = commons.options
+        self._weights_bytes = 0
+        self._succession: Succession | None = None
         self._canary_progress = ""
         self._patience = Patience(self._options.backoff_seconds, self._options.max_backoff_seconds)
         self._membership = commons.membership
@@ -85,38 +95,76 @@ class Replica:
     async def run(self) -> None:
         """Forms the replica, again after each end; returns only once it is beyond repair."""
         while True:
-            self.members = await self._membership.take(self.number, self._choose)
+            self.members = await self._take_members()
             self._enter(Phase.LOADING)
             cause = await end_of(self._run_epoch(self.members))
             self.last_cause = str(cause)
             if self.is_serving:
                 self.telemetry.stop_serving(self.engine.clock(), self.epoch.counter, cause)
-            self._patience.count(cause, has_just_served=self.is_serving)
+            is_on_purpose = is_planned(cause)
+            if not is_on_purpose:
+                self._patience.count(cause, has_just_served=self.is_serving)
             if self._patience.is_over(cause, has_served=self._commons.has_served):
                 self.failure = str(cause)
                 self._enter(Phase.FAILED)
                 self._log.error("replica_failed", cause=self.failure)
                 return
             self._enter(Phase.ENDED)
-            self._log.warning("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
-            self.engine.end_epoch(cause)
+            log = self._log.info if is_on_purpose else self._log.warning
+            log("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
+            self.engine.end_epoch(cause, is_planned=is_on_purpose)
             for member in self._culprits(cause):
                 # Whoever is alive joins anew, behind those that have not been tried.
                 self._membership.leave(member, self.last_cause)
-            self._membership.give_back(self.members)
-            self.members = ()
-            await asyncio.sleep(self._patience.pause_seconds)
+            spares = self._succession.spares if self._succession else ()
+            self._membership.give_back((*self.members, *spares))
+            self.members, self._succession = (), None
+            if not is_on_purpose:
+                await asyncio.sleep(self._patience.pause_seconds)
             self._enter(Phase.WAITING)
+
+    async def _take_members(self) -> tuple[Member, ...]:
+        """Workers for the plan that was asked for, after a while for one that makes do with fewer.
+
+        Before the first service nothing less than what was asked for is served.
+        """
+        self._carry_out(self._commons.options, self._wanted)
+        if not self._commons.has_served:
+            return await self._membership.take(self.number, self._choose)
+        try:
+            async with asyncio.timeout(self._options.replan_seconds):
+                return await self._membership.take(self.number, self._choose)
+        except TimeoutError:
+            return await self._membership.take(self.number, self._choose_smaller)
 
     def _choose(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
         """Its workers, if those that are free suffice; which also settles what they compute in."""
         commons = self._commons
-        self.assignments = with_dtype(self.assignments, commons.dtype)
-        members = place(self.assignments, free)
+        plan = with_dtype(self.assignments, commons.dtype)
+        plan = settle_dtype(plan, commons.model.config, free)
+        members = place(plan, free)
         if members is not None:
-            self.assignments = settle_dtype(self.assignments, commons.model.config, members)
-            commons.dtype = self.assignments[0].dtype
+            self.assignments, commons.dtype = plan, plan[0].dtype
         return members
+
+    def _choose_smaller(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+        """Its workers for the largest plan that is possible with those that are free."""
+        model = self._commons.model
+        for options in smaller_options(self._commons.options):
+            plan = make_plan(options, model.config, model.fingerprint, self.number)
+            if plan is None:
+                continue
+            self._carry_out(options, plan)
+            members = self._choose(free)
+            if members is not None and fits_memory(plan, members, self._weights_bytes):
+                return members
+        self._carry_out(self._commons.options, self._wanted)
+        return None
+
+    def _carry_out(self, options: CoordinatorOptions, assignments: tuple[Assignment, ...]) -> None:
+        """From now on this is the plan."""
+        self._options, self.assignments = options, assignments
+        self.telemetry.reshape(options.tp_sizes)
 
     def _culprits(self, cause: StagemeshError) -> list[Member]:
         """Whom the end speaks against: the worker it names, else those that never served."""
@@ -132,6 +180,7 @@ class Replica:
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
             for member in members:
                 tasks.create_task(member.watch())
+            tasks.create_task(self._watch_succession())
             links = [
                 await stack.enter_async_context(
                     StageLink.connect(
@@ -146,10 +195,22 @@ class Replica:
             limits, reference = await self._load(links)
             await self._serve(by_stage(links, self.assignments), limits, reference)
 
+    async def _watch_succession(self) -> Never:
+        self._succession = Succession(
+            self.assignments,
+            with_dtype(self._wanted, self._commons.dtype),
+            self.members,
+            self.engine,
+            self._membership,
+            self._options,
+        )
+        await self._succession.run()
+
     async def _load(self, links: Sequence[StageLink]) -> tuple[SchedulerLimits, CanaryReference]:
         """Weights onto the workers, and what the whole model says to the canary prompt."""
         self._canary_progress = ""
         reports = await load_parts(links, self.assignments, self.telemetry)
+        self._weights_bytes = sum(report.weights_bytes for report in reports)
         limits = make_limits(self._options, self.assignments, reports)
         async with self._commons.recording:
             reference = await find_reference(

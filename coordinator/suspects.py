@@ -50,10 +50,14 @@ class Suspects:
         if sequence_id == self.alone:
             self._choose()
 
-    def end_epoch(self) -> int | None:
-        """Counts an end against all that ran; returns the one to blame, if it ran alone."""
-        self._num_ends.update(self._present)
-        culprit = self.alone if self.alone in self._present else None
+    def end_epoch(self, *, is_planned: bool = False) -> int | None:
+        """Counts an end against all that ran; returns the one to blame, if it ran alone.
+
+        A planned end counts against nobody.
+        """
+        if not is_planned:
+            self._num_ends.update(self._present)
+        culprit = self.alone if self.alone in self._present and not is_planned else None
         self._present.clear()
         self._choose()
         return culprit

@@ -95,6 +95,12 @@ class ReplicaTelemetry:
         self.start_loading()
         self.totals = [StageTotals() for _ in self.tp_sizes]
 
+    def reshape(self, tp_sizes: tuple[int, ...]) -> None:
+        """From now on there are stages of so many ranks."""
+        if tp_sizes != self.tp_sizes:
+            self.tp_sizes = tp_sizes
+            self.__post_init__()
+
     def start_loading(self) -> None:
         """Forgets how far the ranks were."""
         self.loading = [[LoadProgress() for _ in range(tp_size)] for tp_size in self.tp_sizes]

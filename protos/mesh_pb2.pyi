@@ -8,15 +8,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat")
+    __slots__ = ("hello", "heartbeat", "leaving")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    leaving: Leaving
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("grace_seconds",)
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    grace_seconds: float
+    def __init__(self, grace_seconds: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "build", "worker_id", "node", "address", "device", "pid", "metrics_address")
+    __slots__ = ("protocol_version", "build", "worker_id", "node", "address", "device", "pid", "metrics_address", "held")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +33,7 @@ class Hello(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     build: str
     worker_id: str
@@ -33,7 +42,8 @@ class Hello(_message.Message):
     device: Device
     pid: int
     metrics_address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., build: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    held: _stage_pb2.Assignment
+    def __init__(self, protocol_version: _Optional[int] = ..., build: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., held: _Optional[_Union[_stage_pb2.Assignment, _Mapping]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes", "dtypes")
@@ -68,14 +78,20 @@ class DeviceUsage(_message.Message):
     def __init__(self, utilization: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., power_watts: _Optional[float] = ..., temperature_celsius: _Optional[float] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "heartbeat")
+    __slots__ = ("welcome", "refusal", "heartbeat", "released")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     heartbeat: Heartbeat
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    released: Released
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ...) -> None: ...
+
+class Released(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("coordinator_id", "heartbeat_seconds")
@@ -94,6 +110,20 @@ class Refusal(_message.Message):
 class GetStateRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("target", "grace_seconds")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    grace_seconds: float
+    def __init__(self, target: _Optional[str] = ..., grace_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, workers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStateResponse(_message.Message):
     __slots__ = ("build", "coordinator_id", "model", "ready", "phase", "num_running", "num_waiting", "replicas", "workers", "failure", "uptime_seconds", "max_model_len", "mesh_address", "recoveries")

@@ -112,6 +112,11 @@ class OperationsStub:
                 request_serializer=protos_dot_mesh__pb2.GetStateRequest.SerializeToString,
                 response_deserializer=protos_dot_mesh__pb2.GetStateResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/stagemesh.v1.Operations/Drain',
+                request_serializer=protos_dot_mesh__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_mesh__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class OperationsServicer:
@@ -123,6 +128,14 @@ class OperationsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Has workers leave without loss: what they run is finished or goes on elsewhere. Answers when they
+        have left; their processes end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperationsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +143,11 @@ def add_OperationsServicer_to_server(servicer, server):
                     servicer.GetState,
                     request_deserializer=protos_dot_mesh__pb2.GetStateRequest.FromString,
                     response_serializer=protos_dot_mesh__pb2.GetStateResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_mesh__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_mesh__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -159,6 +177,33 @@ class Operations:
             '/stagemesh.v1.Operations/GetState',
             protos_dot_mesh__pb2.GetStateRequest.SerializeToString,
             protos_dot_mesh__pb2.GetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stagemesh.v1.Operations/Drain',
+            protos_dot_mesh__pb2.DrainRequest.SerializeToString,
+            protos_dot_mesh__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -31,6 +31,10 @@ def add_MeshServicer_to_server(servicer: MeshServicer, server: _aio.Server) -> N
 class OperationsStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetState: _aio.UnaryUnaryMultiCallable[_mesh_pb2.GetStateRequest, _mesh_pb2.GetStateResponse]
+    Drain: _aio.UnaryUnaryMultiCallable[_mesh_pb2.DrainRequest, _mesh_pb2.DrainResponse]
+    """Has workers leave without loss: what they run is finished or goes on elsewhere. Answers when they
+    have left; their processes end.
+    """
 
 class OperationsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -39,5 +43,15 @@ class OperationsServicer(metaclass=_abc_1.ABCMeta):
         request: _mesh_pb2.GetStateRequest,
         context: _aio.ServicerContext[_mesh_pb2.GetStateRequest, _abc.Awaitable[_mesh_pb2.GetStateResponse]],
     ) -> _abc.Awaitable[_mesh_pb2.GetStateResponse]: ...
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _mesh_pb2.DrainRequest,
+        context: _aio.ServicerContext[_mesh_pb2.DrainRequest, _abc.Awaitable[_mesh_pb2.DrainResponse]],
+    ) -> _abc.Awaitable[_mesh_pb2.DrainResponse]:
+        """Has workers leave without loss: what they run is finished or goes on elsewhere. Answers when they
+        have left; their processes end.
+        """
 
 def add_OperationsServicer_to_server(servicer: OperationsServicer, server: _aio.Server) -> None: ...

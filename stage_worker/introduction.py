@@ -4,9 +4,10 @@ import asyncio
 import os
 import platform
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from protos import mesh_pb2
+from protos import mesh_pb2, stage_pb2
 from runtime import rpc
 from runtime.version import BUILD, PROTOCOL_VERSION
 from stage_worker.status import describe_device
@@ -17,13 +18,17 @@ _LOOPBACK = ("127.", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What is known once the worker listens; addresses are those that it is bound to."""
+    """What is known once the worker listens; addresses are those that it is bound to.
+
+    `held` says which part's weights are loaded at the moment.
+    """
 
     coordinator: str
     worker_id: str
     device_kind: str
     address: str
     metrics_address: str
+    held: Callable[[], stage_pb2.Assignment | None] = lambda: None
 
     async def hello(self) -> mesh_pb2.Hello:
         """The first message; OSError if the coordinator's name or a way to it is not known."""
@@ -37,6 +42,7 @@ class Introduction:
             device=describe_device(self.device_kind),
             pid=os.getpid(),
             metrics_address=metrics_address,
+            held=self.held(),
         )
 
     def _reachable_addresses(self) -> tuple[str, str]:

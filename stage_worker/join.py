@@ -1,14 +1,16 @@
 """Keeps this worker in the mesh: dials the coordinator, says hello, exchanges heartbeats.
 
 A coordinator that is not there yet, or went away, is dialled again for as long as the process
-lives. Only a refusal ends it. Nothing here touches what the worker holds: epochs end with their
-own streams.
+lives. Only a refusal ends it, or its release: a worker that is to stop says so and stays until the
+coordinator can do without it. Nothing here touches what the worker holds: epochs end with their own
+streams.
 """
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Never
 
 import grpc
@@ -44,14 +46,29 @@ class _MembershipLostError(Exception):
     """Raised when a Join stream ended for a reason that may pass."""
 
 
+class _ReleasedError(Exception):
+    """Raised when the coordinator lets this worker go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """That the worker is to leave, once `asked` is set, and how long it waits to be released."""
+
+    asked: asyncio.Event
+    grace_seconds: float
+
+
 async def stay_joined(
     coordinator: str,
     make_hello: Callable[[], Awaitable[mesh_pb2.Hello]],
     set_joined: Callable[[bool], Awaitable[None]],
+    departure: Departure,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat] = mesh_pb2.Heartbeat,
     mesh_tls: MeshTls | None = None,
-) -> Never:
-    """Be a member until cancelled; raises WorkerRefusedError when the coordinator refuses.
+) -> None:
+    """Be a member until released; raises WorkerRefusedError when the coordinator refuses.
+
+    With a departure asked for, it also returns when the worker is no member any more.
 
     Hello is made anew for each try, because a host's addresses change; an OSError of it, as when
     the coordinator's name is not known yet, is a failed try. `set_joined` is told when the worker
@@ -66,14 +83,22 @@ async def stay_joined(
         delays, said = retry_delays(jitter), None
         await set_joined(True)
 
+    is_released = False
     while True:
         reason = ""
         try:
             hello = await make_hello()
-            await run_apart(_be_member(coordinator, hello, joined, make_heartbeat, mesh_tls))
+            await run_apart(
+                _be_member(coordinator, hello, joined, departure, make_heartbeat, mesh_tls)
+            )
+        except* _ReleasedError:
+            is_released = True
         except* (_MembershipLostError, OSError) as lost:
             reason = str(lost.exceptions[0])
         await set_joined(False)
+        if is_released or departure.asked.is_set():
+            _log.info("left", coordinator=coordinator, is_released=is_released)
+            return
         if reason != said:  # told once, however often it is tried
             said = reason
             _log.info("not_joined", coordinator=coordinator, reason=reason)
@@ -84,13 +109,16 @@ async def _be_member(
     coordinator: str,
     hello: mesh_pb2.Hello,
     joined: Callable[[], Awaitable[None]],
+    departure: Departure,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
     mesh_tls: MeshTls | None,
 ) -> Never:
     async with _membership(coordinator, hello, mesh_tls) as (call, heartbeat_seconds):
         _log.info("joined", coordinator=coordinator, address=hello.address)
         await joined()
-        await _exchange_heartbeats(call, heartbeat_seconds, make_heartbeat)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_speak(call, heartbeat_seconds, departure, make_heartbeat))
+            await _listen(call, _NUM_MISSED * heartbeat_seconds)
 
 
 def retry_delays(jitter: random.Random) -> Iterator[float]:
@@ -126,20 +154,30 @@ async def _membership(
             call.cancel()
 
 
-async def _exchange_heartbeats(
-    call: _JoinCall, heartbeat_seconds: float, make_heartbeat: Callable[[], mesh_pb2.Heartbeat]
-) -> Never:
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_send_heartbeats(call, heartbeat_seconds, make_heartbeat))
-        while True:
-            await _read(call, _NUM_MISSED * heartbeat_seconds)
-
-
-async def _send_heartbeats(
-    call: _JoinCall, heartbeat_seconds: float, make_heartbeat: Callable[[], mesh_pb2.Heartbeat]
-) -> Never:
+async def _listen(call: _JoinCall, patience_seconds: float) -> Never:
     while True:
-        await asyncio.sleep(heartbeat_seconds)
+        message = await _read(call, patience_seconds)
+        if message.HasField("released"):
+            raise _ReleasedError
+
+
+async def _speak(
+    call: _JoinCall,
+    heartbeat_seconds: float,
+    departure: Departure,
+    make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
+) -> Never:
+    """Heartbeats, and once, as soon as it is so, that this worker is to leave."""
+    has_said = False
+    while True:
+        if departure.asked.is_set() and not has_said:
+            has_said = True
+            leaving = mesh_pb2.Leaving(grace_seconds=departure.grace_seconds)
+            await _write(call, mesh_pb2.WorkerMessage(leaving=leaving))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(heartbeat_seconds):
+                await (asyncio.Event() if has_said else departure.asked).wait()
+                continue
         await _write(call, mesh_pb2.WorkerMessage(heartbeat=make_heartbeat()))
 
 

@@ -7,6 +7,7 @@ its device does not exist, or the coordinator refused it.
 import asyncio
 import os
 import uuid
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from runtime.tls import MeshTls, check_mesh_address
 from stage_worker.executor import DeviceThread
 from stage_worker.health import WorkerHealth
 from stage_worker.introduction import Introduction
-from stage_worker.join import stay_joined
+from stage_worker.join import Departure, stay_joined
 from stage_worker.loading import WorkerDevice
 from stage_worker.paced_stage import PACED, Pace
 from stage_worker.service import StageService
@@ -40,7 +41,7 @@ from stage_worker.worker import Worker
 # Another try may do better, so it is not the code of a process that refuses.
 EXIT_STUCK = 4
 
-_GRACE_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0
 
 _log = get_logger()
 
@@ -51,8 +52,10 @@ class WorkerOptions:
 
     `listen` is for the stages, `metrics` for Prometheus; port 0 takes a free one. `model_path`
     stands in for the model that the coordinator names, on a node where it lies
-    elsewhere. With a `pace` it computes nothing. Without `mesh_tls`, `listen` must be on loopback
-    unless `is_mesh_insecure`. `exit_with_parent` stops the process when standard input ends.
+    elsewhere. `grace_seconds` is how long a worker that is told to stop waits for what runs to end
+    or go on without it. With a `pace` it computes nothing. Without `mesh_tls`, `listen` must be on
+    loopback unless `is_mesh_insecure`. `exit_with_parent` stops the process when standard input
+    ends.
     """
 
     coordinator: str
@@ -65,6 +68,7 @@ class WorkerOptions:
     pace: Pace | None = None
     mesh_tls: MeshTls | None = None
     is_mesh_insecure: bool = False
+    grace_seconds: float = 10.0
     exit_with_parent: bool = False
 
 
@@ -110,27 +114,50 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
             await server.start()
             try:
                 me = Introduction(
-                    options.coordinator, worker_id, device.kind, address, metrics_address
+                    options.coordinator,
+                    worker_id,
+                    device.kind,
+                    address,
+                    metrics_address,
+                    worker.held,
                 )
-                running = (
-                    tasks.create_task(
-                        stay_joined(
-                            me.coordinator,
-                            me.hello,
-                            health.set_joined,
-                            lambda: mesh_pb2.Heartbeat(usage=usage_to_proto(look())),
-                            tls,
-                        )
-                    ),
-                    tasks.create_task(observe_loop_lag(metrics.event_loop_lag)),
+                lag = tasks.create_task(observe_loop_lag(metrics.event_loop_lag))
+                await _stay_until_told(
+                    me,
+                    health,
+                    lambda: mesh_pb2.Heartbeat(usage=usage_to_proto(look())),
+                    tls,
+                    stop,
+                    options.grace_seconds,
                 )
-                await stop.wait()
-                for task in running:
-                    task.cancel()
+                lag.cancel()
             finally:
                 await worker.close()
-                await server.stop(_GRACE_SECONDS)
+                await server.stop(_CLOSE_SECONDS)
     _log.info("stopped", worker_id=worker_id)
+
+
+async def _stay_until_told(
+    me: Introduction,
+    health: WorkerHealth,
+    make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
+    tls: MeshTls | None,
+    stop: asyncio.Event,
+    grace_seconds: float,
+) -> None:
+    """A member's life: until the mesh releases it, or `stop` is set and its grace time is over."""
+    departure = Departure(asyncio.Event(), grace_seconds)
+    async with asyncio.TaskGroup() as tasks:
+        member = tasks.create_task(
+            stay_joined(me.coordinator, me.hello, health.set_joined, departure, make_heartbeat, tls)
+        )
+        stopping = tasks.create_task(stop.wait())
+        await asyncio.wait((member, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if health.is_joined:
+            departure.asked.set()
+            await asyncio.wait((member,), timeout=grace_seconds)
+        member.cancel()
+        stopping.cancel()
 
 
 def _choose_device(asked: str) -> str:

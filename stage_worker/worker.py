@@ -7,6 +7,7 @@ come one after the other. It knows nothing of RPCs; `service.py` maps them onto 
 import asyncio
 import gc
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from protos import stage_pb2
@@ -66,16 +67,13 @@ class Worker:
     ) -> stage_pb2.LoadReport:
         """End the epoch, drop the weights, and load this part instead.
 
-        A part that is refused for its numbers or its files costs the epoch and the weights nothing.
+        A part that is refused for its numbers or its files costs the epoch and the weights nothing;
+        one that is held for another replica is kept.
         """
         async with self._change():
             self._is_loading = True
             try:
-                found = await asyncio.to_thread(find_part, assignment, self._device, progress)
-                await self._drop()
-                self._loaded = await self._thread.run(
-                    partial(load_part, found, self._device, progress)
-                )
+                self._loaded = await self._load(assignment, progress)
             finally:
                 self._is_loading = False
         return stage_pb2.LoadReport(
@@ -85,6 +83,18 @@ class Worker:
             load_seconds=self._loaded.load_seconds,
             weights_fingerprint=self._loaded.fingerprint,
         )
+
+    async def _load(self, assignment: stage_pb2.Assignment, progress: ProgressFn) -> LoadedPart:
+        if self._loaded is not None and _is_same_part(self._loaded.assignment, assignment):
+            await self._end_session()
+            return replace(self._loaded, assignment=assignment, load_seconds=0.0)
+        found = await asyncio.to_thread(find_part, assignment, self._device, progress)
+        await self._drop()
+        return await self._thread.run(partial(load_part, found, self._device, progress))
+
+    def held(self) -> stage_pb2.Assignment | None:
+        """The part whose weights are loaded, if any."""
+        return None if self._loaded is None or self._is_loading else self._loaded.assignment
 
     async def record_canary(
         self, request: stage_pb2.RecordCanaryRequest, progress: ProgressFn
@@ -220,6 +230,14 @@ class Worker:
             )
         check_limits(request, self._loaded)
         return self._loaded
+
+
+def _is_same_part(held: stage_pb2.Assignment, asked: stage_pb2.Assignment) -> bool:
+    """Whether only the replica is another."""
+    same = stage_pb2.Assignment()
+    same.CopyFrom(held)
+    same.replica = asked.replica
+    return same == asked
 
 
 def _open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> RankGroup:

@@ -66,6 +66,11 @@ class Child:
         """The operating system's id of the process."""
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Its end has not been noticed."""
+        return self._process.returncode is None
+
     async def follow(self) -> int:
         """Passes log lines on until the child ends; its exit code, negative for a signal."""
         stream = self._process.stdout

@@ -28,6 +28,8 @@ DEFAULT_TARGET: Final = "127.0.0.1:50050"
 # The coordinator's door for workers, which answers operators, too.
 DEFAULT_MESH: Final = "127.0.0.1:50051"
 CALL_TIMEOUT_SECONDS: Final = 5.0
+# What a drain may take beyond its grace time: the end of an epoch, and of what loads.
+DRAIN_SLACK_SECONDS: Final = 60.0
 
 Answer = TypeVar("Answer")
 Metadata = tuple[tuple[str, str], ...]
@@ -130,6 +132,15 @@ class AsyncClient:
             self._inference.Cancel(request, timeout=timeout_seconds, metadata=self._metadata)
         )
         return message.num_cancelled
+
+    async def drain(self, who: str, *, grace_seconds: float = 30.0) -> tuple[str, ...]:
+        """Has a worker or a replica leave; the addresses of the workers that left."""
+        request = mesh_pb2.DrainRequest(target=who, grace_seconds=grace_seconds)
+        timeout_seconds = grace_seconds + DRAIN_SLACK_SECONDS
+        message = await self._answer(
+            self._operations.Drain(request, timeout=timeout_seconds, metadata=self._metadata)
+        )
+        return tuple(message.workers)
 
     async def _answer(self, call: Awaitable[Answer]) -> Answer:
         try:

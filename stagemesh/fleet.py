@@ -82,6 +82,9 @@ class Fleet:
             started = clock()
             child = await self._start(name, index)
             code = await child.follow()
+            if code == 0:
+                self.on_line(f"{name} was drained; starting a new one")
+                continue
             num_deaths = 1 if clock() - started > self.restarts.healthy_seconds else num_deaths + 1
             if code == EXIT_REFUSED or num_deaths > self.restarts.max_restarts:
                 raise end_of(child, code)

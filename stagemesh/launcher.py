@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from runtime.errors import LaunchError
 from runtime.tls import MeshTls, Role
+from stagemesh.absence import Absences
 from stagemesh.children import Child, LineFn
 from stagemesh.client import AsyncClient
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy, end_of, stop_children
@@ -20,9 +21,10 @@ from stagemesh.state import MeshState
 
 POLL_SECONDS = 0.1
 WATCH_SECONDS = 1.0
-# A coordinator lets running requests go on for 10 s after it was asked to stop.
-COORDINATOR_GRACE_SECONDS = 15.0
-WORKER_GRACE_SECONDS = 5.0
+# What a process may take to end when what it ran has ended.
+STOP_SECONDS = 5.0
+# A worker that is alive rejoins within seconds; one that is frozen does not.
+ABSENCE_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class LaunchPlan:
     mesh: str
     mesh_tls: MeshTls | None = None
     is_door_tls: bool = False
+    # How long the coordinator lets running requests go on when it is to stop.
+    grace_seconds: float = 10.0
 
 
 class LocalMesh:
@@ -48,6 +52,7 @@ class LocalMesh:
         # The coordinator, too.
         self.children = self._fleet.children
         self._on_line = on_line
+        self._absences = Absences(ABSENCE_SECONDS)
         tls = None if plan.mesh_tls is None else plan.mesh_tls.towards(Role.COORDINATOR)
         self._client = AsyncClient(plan.mesh, tls=tls)
 
@@ -81,7 +86,17 @@ class LocalMesh:
             return None
         if state.failure:
             raise LaunchError(problem=state.failure)
+        self._end_frozen(state)
         return state
+
+    def _end_frozen(self, state: MeshState) -> None:
+        """Kills workers that live but left the mesh long ago; their supervisors start new ones."""
+        workers = {child.pid: child for child in self.children.values() if child.is_running}
+        joined = {worker.pid for worker in state.workers}
+        now = asyncio.get_running_loop().time()
+        for pid in self._absences.note(workers.keys(), joined, now):
+            self._on_line(f"{workers[pid].name} does not come back to the mesh: killed")
+            workers[pid].kill()
 
     async def _supervise_coordinator(self) -> NoReturn:
         child = await Child.start("coordinator", self.plan.coordinator, self._on_line)
@@ -96,8 +111,8 @@ class LocalMesh:
         try:
             await self._client.close()
             if coordinator := self.children.get("coordinator"):
-                await coordinator.stop(COORDINATOR_GRACE_SECONDS)
-            await stop_children(self.children.values(), WORKER_GRACE_SECONDS)
+                await coordinator.stop(self.plan.grace_seconds + STOP_SECONDS)
+            await stop_children(self.children.values(), STOP_SECONDS)
         finally:
             self.kill()
 

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from protos import inference_pb2, mesh_pb2
 from runtime.rpc import ChannelTls, dial_blocking
-from stagemesh.client import CALL_TIMEOUT_SECONDS, DEFAULT_TARGET, key_metadata
+from stagemesh.client import CALL_TIMEOUT_SECONDS, DEFAULT_TARGET, DRAIN_SLACK_SECONDS, key_metadata
 from stagemesh.generation import GenerationRequest, Model, Prompt, Update
 from stagemesh.generation_codec import (
     models_from_proto,
@@ -115,6 +115,14 @@ class Client:
         method = "Inference/Cancel"
         message = self._call(method, request, inference_pb2.CancelResponse, timeout_seconds)
         return message.num_cancelled
+
+    def drain(self, who: str, *, grace_seconds: float = 30.0) -> tuple[str, ...]:
+        """Has a worker or a replica leave; the addresses of the workers that left."""
+        request = mesh_pb2.DrainRequest(target=who, grace_seconds=grace_seconds)
+        timeout_seconds = grace_seconds + DRAIN_SLACK_SECONDS
+        method = "Operations/Drain"
+        message = self._call(method, request, mesh_pb2.DrainResponse, timeout_seconds)
+        return tuple(message.workers)
 
     def _call(
         self, method: str, request: Message, answer: type[Answer], timeout_seconds: float

@@ -22,6 +22,7 @@ from stagemesh.cli.certs import certs
 from stagemesh.cli.chat import chat
 from stagemesh.cli.coordinator import coordinator
 from stagemesh.cli.demo import demo
+from stagemesh.cli.drain import drain
 from stagemesh.cli.health import health
 from stagemesh.cli.infer import infer
 from stagemesh.cli.keys import keys
@@ -57,6 +58,7 @@ app.command(prepare, help_epilogue=examples.PREPARE, sort_key=5)
 app.command(coordinator, help_epilogue=examples.COORDINATOR, sort_key=6)
 app.command(worker, help_epilogue=examples.WORKER, sort_key=7)
 app.command(node, help_epilogue=examples.NODE, sort_key=7)
+app.command(drain, help_epilogue=examples.DRAIN, sort_key=8)
 app.command(health, help_epilogue=examples.HEALTH, sort_key=8)
 app.command(bench)
 app.command(keys)

@@ -10,12 +10,14 @@ from stagemesh.cli.options import (
     ACCESS_DEFAULTS,
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
+    LIFE_DEFAULTS,
     PLAN_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
     AccessOptions,
     AddressOptions,
     BatchingOptions,
     ExitWithParent,
+    LifeOptions,
     PlanOptions,
     ProcessLogOptions,
 )
@@ -38,6 +40,7 @@ def coordinator(
     access: AccessOptions = ACCESS_DEFAULTS,
     mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
     door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
+    life: LifeOptions = LIFE_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
@@ -59,7 +62,7 @@ def coordinator(
 
     configure_logging("coordinator", logs.log_level, logs.log_json)
     options = coordinator_options(
-        model, plan, batching, addresses, access, mesh_security, door_security
+        model, plan, batching, addresses, access, mesh_security, door_security, life
     )
     with ProgressView(Console(stderr=True)) as progress:
         check_options(options, progress)

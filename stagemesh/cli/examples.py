@@ -72,6 +72,12 @@ Examples:
     stagemesh worker --coordinator 10.0.0.1:50051 --listen 10.0.0.2:50100 --tls-dir certs/b
     stagemesh worker --coordinator 127.0.0.1:50051 --model-path /models/smollm2 --threads 8"""
 
+DRAIN = """\
+Examples:
+
+    stagemesh drain 10.0.0.2:50100          one worker, before its machine goes down
+    stagemesh drain 1 --grace 60            all workers of replica 1"""
+
 HEALTH = """\
 Examples:
 

@@ -14,12 +14,15 @@ from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
 from runtime.tls import Role
 from stagemesh.cli.options import (
+    LIFE_DEFAULTS,
     AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
+    LifeOptions,
     LogOptions,
     PlanOptions,
+    StopOptions,
     as_arguments,
 )
 from stagemesh.cli.security import (
@@ -44,6 +47,7 @@ def coordinator_options(
     access: AccessOptions,
     mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
     door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
+    life: LifeOptions = LIFE_DEFAULTS,
 ) -> CoordinatorOptions:
     """What the command line says, in the coordinator's own words; raises `CertificateError`."""
     return CoordinatorOptions(
@@ -79,6 +83,8 @@ def coordinator_options(
         mesh_tls=mesh_security.tls(Role.COORDINATOR),
         is_mesh_insecure=mesh_security.insecure_mesh,
         door_tls=door_security.tls(),
+        grace_seconds=life.grace,
+        replan_seconds=life.replan_after,
     )
 
 
@@ -105,6 +111,7 @@ def make_launch_plan(
     logs: LogOptions,
     mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
     door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
+    life: LifeOptions = LIFE_DEFAULTS,
 ) -> LaunchPlan:
     """The processes to start.
 
@@ -127,12 +134,14 @@ def make_launch_plan(
     return LaunchPlan(
         coordinator=(
             *("coordinator", model),
-            *as_arguments(plan, batching, addresses, access, logs, mesh_security, door_security),
+            *as_arguments(
+                plan, batching, addresses, access, logs, mesh_security, door_security, life
+            ),
         ),
         workers=FleetPlan(
             arguments=(
                 *("worker", "--coordinator", dialable(addresses.mesh)),
-                *as_arguments(device, logs, mesh_security),
+                *as_arguments(device, StopOptions(grace=life.grace), logs, mesh_security),
             ),
             num_workers=plan.num_workers,
             first_address=FIRST_WORKER_ADDRESS,
@@ -143,6 +152,7 @@ def make_launch_plan(
         mesh=dialable(addresses.mesh),
         mesh_tls=mesh_security.tls(Role.COORDINATOR),
         is_door_tls=door_security.tls() is not None,
+        grace_seconds=life.grace,
     )
 
 

@@ -11,16 +11,18 @@ from stagemesh.cli.launching import gpus_for, shared_out
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
+    STOP_DEFAULTS,
     Address,
     DeviceOptions,
     Positive,
     ProcessLogOptions,
+    StopOptions,
     as_arguments,
 )
 from stagemesh.cli.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy
 from stagemesh.interrupts import Interrupts, run_interruptible
-from stagemesh.launcher import WORKER_GRACE_SECONDS
+from stagemesh.launcher import STOP_SECONDS
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
@@ -33,6 +35,7 @@ def node(
     model_path: str | None = None,
     device: DeviceOptions = DEVICE_DEFAULTS,
     security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
+    life: StopOptions = STOP_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
 ) -> None:
     """Run the workers of this machine, one for each GPU, and start again those that die.
@@ -59,7 +62,7 @@ def node(
     plan = FleetPlan(
         arguments=(
             *("worker", "--coordinator", coordinator, *path),
-            *as_arguments(shared_out(device, num_workers, gpus), logs, security),
+            *as_arguments(shared_out(device, num_workers, gpus), life, logs, security),
         ),
         num_workers=num_workers,
         first_address=listen,
@@ -67,10 +70,10 @@ def node(
         devices=gpus,
     )
     with suppress(KeyboardInterrupt):
-        run_interruptible(partial(_run, plan))
+        run_interruptible(partial(_run, plan, life.grace + STOP_SECONDS))
 
 
-async def _run(plan: FleetPlan, interrupts: Interrupts) -> None:
+async def _run(plan: FleetPlan, grace_seconds: float, interrupts: Interrupts) -> None:
     console = Console(stderr=True)
 
     def say(line: str) -> None:
@@ -78,4 +81,4 @@ async def _run(plan: FleetPlan, interrupts: Interrupts) -> None:
 
     fleet = Fleet(plan, say, RestartPolicy())
     interrupts.on_second = fleet.kill
-    await fleet.run(WORKER_GRACE_SECONDS)
+    await fleet.run(grace_seconds)

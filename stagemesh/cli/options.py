@@ -22,6 +22,7 @@ _BATCHING = Group("Batching", sort_key=2)
 _DEVICE = Group("Device", sort_key=3)
 _ADDRESSES = Group("Addresses", sort_key=4)
 _ACCESS = Group("Access", sort_key=5)
+_LIFE = Group("Life", sort_key=8)
 _LOGS = Group("Logs", sort_key=9)
 
 
@@ -231,6 +232,24 @@ class AccessOptions:
     """Tokens of one key in a minute, read and generated, likewise. [default: any]"""
 
 
+@Parameter(name="*", group=_LIFE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopOptions:
+    """How a process ends."""
+
+    grace: Wait = 10.0
+    """Seconds that what runs may take to end, or to go on elsewhere, after a stop."""
+
+
+@Parameter(name="*", group=_LIFE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeOptions(StopOptions):
+    """How a mesh ends, and lives on."""
+
+    replan_after: Wait = 20.0
+    """Seconds to wait for missing workers before making do with fewer stages."""
+
+
 @Parameter(name="*", group=_LOGS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
@@ -257,6 +276,8 @@ BATCHING_DEFAULTS = BatchingOptions()
 DEVICE_DEFAULTS = DeviceOptions()
 ADDRESS_DEFAULTS = AddressOptions()
 ACCESS_DEFAULTS = AccessOptions()
+STOP_DEFAULTS = StopOptions()
+LIFE_DEFAULTS = LifeOptions()
 LOG_DEFAULTS = LogOptions()
 PROCESS_LOG_DEFAULTS = ProcessLogOptions()
 

@@ -12,12 +12,14 @@ from stagemesh.cli.options import (
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
+    LIFE_DEFAULTS,
     LOG_DEFAULTS,
     PLAN_DEFAULTS,
     AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
+    LifeOptions,
     LogOptions,
     PlanOptions,
 )
@@ -46,6 +48,7 @@ def serve(
     access: AccessOptions = ACCESS_DEFAULTS,
     mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
     door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
+    life: LifeOptions = LIFE_DEFAULTS,
     logs: LogOptions = LOG_DEFAULTS,
 ) -> None:
     """Serve a model with a mesh on this machine, until Ctrl-C.
@@ -63,11 +66,11 @@ def serve(
     if device.paced is not None:
         read_pace(device.paced)  # what is wrong with it is said before anything starts
     launch_plan = make_launch_plan(
-        model, plan, batching, device, addresses, access, logs, mesh_security, door_security
+        model, plan, batching, device, addresses, access, logs, mesh_security, door_security, life
     )
     with ProgressView(console) as progress:
         options = coordinator_options(
-            model, plan, batching, addresses, access, mesh_security, door_security
+            model, plan, batching, addresses, access, mesh_security, door_security, life
         )
         check_options(options, progress)
     try:

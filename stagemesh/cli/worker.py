@@ -5,10 +5,12 @@ import os
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
+    STOP_DEFAULTS,
     Address,
     DeviceOptions,
     ExitWithParent,
     ProcessLogOptions,
+    StopOptions,
 )
 from stagemesh.cli.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
 
@@ -22,10 +24,13 @@ def worker(
     model_path: str | None = None,
     device: DeviceOptions = DEVICE_DEFAULTS,
     mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
+    life: StopOptions = STOP_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
     """Run one worker: it joins a coordinator, which tells it what part of the model to run.
+
+    SIGTERM has it leave without loss: what it runs is finished or goes on elsewhere, then it exits.
 
     Parameters
     ----------
@@ -60,6 +65,7 @@ def worker(
             pace=None if device.paced is None else read_pace(device.paced),
             mesh_tls=mesh_security.tls(Role.WORKER),
             is_mesh_insecure=mesh_security.insecure_mesh,
+            grace_seconds=life.grace,
             exit_with_parent=exit_with_parent,
         )
     )

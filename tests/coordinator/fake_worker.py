@@ -41,6 +41,21 @@ class FakeWorker:
         assert isinstance(message, mesh_pb2.CoordinatorMessage)
         return message
 
+    async def leave(self, grace_seconds: float) -> None:
+        """Says that it was told to stop."""
+        assert self.join is not None
+        leaving = mesh_pb2.Leaving(grace_seconds=grace_seconds)
+        await self.join.write(mesh_pb2.WorkerMessage(leaving=leaving))
+
+    async def released(self) -> None:
+        """Returns when the mesh lets it go; it is killed then, as its process would end."""
+        assert self.join is not None
+        while isinstance(message := await self.join.read(), mesh_pb2.CoordinatorMessage):
+            if message.HasField("released"):
+                await self.kill()
+                return
+        raise AssertionError("the Join stream ended without a release")
+
     async def kill(self) -> None:
         """Gone at once, as after SIGKILL."""
         self.is_alive = False

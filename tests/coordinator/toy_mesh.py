@@ -71,6 +71,12 @@ class ToyMesh:
         operations = mesh_pb2_grpc.OperationsStub(self.channel)
         return await operations.GetState(mesh_pb2.GetStateRequest(), metadata=self.metadata)
 
+    async def drain(self, target: str, grace_seconds: float = 30.0) -> list[str]:
+        """Has a worker or a replica leave; the addresses of those that did."""
+        request = mesh_pb2.DrainRequest(target=target, grace_seconds=grace_seconds)
+        answer = await mesh_pb2_grpc.OperationsStub(self.channel).Drain(request)
+        return list(answer.workers)
+
     async def until(
         self, reached: Callable[[mesh_pb2.GetStateResponse], bool]
     ) -> mesh_pb2.GetStateResponse:

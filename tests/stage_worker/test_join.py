@@ -17,7 +17,7 @@ from protos import mesh_pb2, mesh_pb2_grpc
 from runtime import rpc
 from runtime.errors import ProtocolVersionError, WorkerRefusedError, find_error
 from stage_worker import join
-from stage_worker.join import retry_delays, stay_joined
+from stage_worker.join import Departure, retry_delays, stay_joined
 
 Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
 HELLO = mesh_pb2.Hello(worker_id="w", address="127.0.0.1:9")
@@ -54,6 +54,11 @@ async def _hello() -> mesh_pb2.Hello:
     return HELLO
 
 
+def _never() -> Departure:
+    """Nobody asks it to leave."""
+    return Departure(asyncio.Event(), grace_seconds=1.0)
+
+
 async def _note_nothing(is_joined: bool) -> None:
     pass
 
@@ -64,7 +69,7 @@ async def _joining(
 ) -> AsyncIterator[asyncio.Queue[bool]]:
     """Stays joined; yields what it tells about that."""
     told: asyncio.Queue[bool] = asyncio.Queue()
-    task = asyncio.create_task(stay_joined(address, make_hello, told.put))
+    task = asyncio.create_task(stay_joined(address, make_hello, told.put, _never()))
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             yield told
@@ -208,7 +213,7 @@ async def test_stay_joined_refused_raises_the_reason(
 ) -> None:
     async with _serving(_Mesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
         with pytest.raises(WorkerRefusedError, match=reason):
-            await stay_joined(address, _hello, _note_nothing)
+            await stay_joined(address, _hello, _note_nothing, _never())
 
 
 async def test_stay_joined_server_without_mesh_is_a_refusal() -> None:
@@ -218,11 +223,49 @@ async def test_stay_joined_server_without_mesh_is_a_refusal() -> None:
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(WorkerRefusedError) as caught:
-                await stay_joined(address, _hello, _note_nothing)
+                await stay_joined(address, _hello, _note_nothing, _never())
     finally:
         await server.stop(grace=None)
 
     assert find_error(caught.value) is caught.value
+
+
+async def test_stay_joined_released_returns() -> None:
+    async def behaviour(context: Context) -> None:
+        await _welcome(context)
+        await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
+        await asyncio.Event().wait()
+
+    told: asyncio.Queue[bool] = asyncio.Queue()
+    async with _serving(_Mesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await stay_joined(address, _hello, told.put, _never())
+    assert [told.get_nowait(), told.get_nowait()] == [True, False]
+
+
+async def test_stay_joined_asked_to_leave_says_so_and_goes_when_released() -> None:
+    async def behaviour(context: Context) -> None:
+        await _welcome(context, heartbeat_seconds=10.0)
+        message = await context.read()
+        assert isinstance(message, mesh_pb2.WorkerMessage)
+        assert message.leaving.grace_seconds == 7.0
+        await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
+        await asyncio.Event().wait()
+
+    departure = Departure(asyncio.Event(), grace_seconds=7.0)
+    departure.asked.set()
+    async with _serving(_Mesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await stay_joined(address, _hello, _note_nothing, departure)
+
+
+async def test_stay_joined_asked_to_leave_goes_with_its_coordinator() -> None:
+    departure = Departure(asyncio.Event(), grace_seconds=7.0)
+
+    async def behaviour(context: Context) -> None:
+        await _welcome(context)
+        departure.asked.set()
+
+    async with _serving(_Mesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await stay_joined(address, _hello, _note_nothing, departure)
 
 
 def test_retry_delays_double_up_to_the_maximum_with_jitter(

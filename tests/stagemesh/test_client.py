@@ -63,6 +63,11 @@ class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsService
     ) -> inference_pb2.CancelResponse:
         return inference_pb2.CancelResponse(num_cancelled=len(request.request_id))
 
+    async def Drain(  # noqa: N802
+        self, request: mesh_pb2.DrainRequest, context: AnyContext
+    ) -> mesh_pb2.DrainResponse:
+        return mesh_pb2.DrainResponse(workers=[request.target])
+
     async def GetState(  # noqa: N802
         self, request: mesh_pb2.GetStateRequest, context: StateContext
     ) -> mesh_pb2.GetStateResponse:

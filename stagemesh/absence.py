@@ -1,0 +1,21 @@
+"""Owns the question which workers live but are out of the mesh for too long, as frozen ones are.
+
+It ends nothing itself; a worker that never was in the mesh is not its business.
+"""
+
+from collections.abc import Set as AbstractSet
+
+
+class Absences:
+    """What was seen of the workers' processes, by their ids; times are in seconds."""
+
+    def __init__(self, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
+        # When each was last seen in the mesh.
+        self._last_seen: dict[int, float] = {}
+
+    def note(self, alive: AbstractSet[int], joined: AbstractSet[int], now: float) -> list[int]:
+        """Takes in who lives and who is in the mesh; returns those that should be ended."""
+        self._last_seen |= dict.fromkeys(joined & alive, now)
+        self._last_seen = {pid: seen for pid, seen in self._last_seen.items() if pid in alive}
+        return [pid for pid, seen in self._last_seen.items() if now - seen > self._patience_seconds]
