@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import pytest
 
 from stagemesh import AsyncClient, GenerationRequest, Sampling, StagemeshRpcError, TokenIds
@@ -53,6 +54,29 @@ async def test_clients_at_once_each_get_their_own_answer(pair: Mesh, tiny_chat: 
         tasks.create_task(run_out_of_time(pair.target))
     for client, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         assert answer.result() == tiny_chat.greedy(prompt, 3 + client)
+
+
+async def hit_tokens(mesh: Mesh) -> float:
+    async with httpx.AsyncClient(base_url=f"http://{mesh.http}") as http:
+        lines = (await http.get("/metrics")).text.splitlines()
+    name = 'stagemesh_prefix_cache_hit_tokens_total{replica="0"} '
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+async def test_prompts_with_a_common_beginning_share_it_and_get_their_own_answers(
+    pair: Mesh, tiny_chat: TinyChat
+) -> None:
+    before = await hit_tokens(pair)
+    beginning = tuple(5 + index * 11 % 290 for index in range(70))
+    prompts = [(*beginning, 7 + client) for client in range(4)]
+    async with asyncio.TaskGroup() as tasks:
+        answers = [tasks.create_task(ask(pair.target, prompt, 20)) for prompt in prompts]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.result() == tiny_chat.greedy(prompt, 20)
+    turn = (*prompts[0], *answers[0].result(), 9, 8)  # the answer is in the cache, too
+    assert await ask(pair.target, turn, 10) == tiny_chat.greedy(turn, 10)
+    assert await hit_tokens(pair) - before >= 3 * 64 + 80
+    await asyncio.to_thread(pair.assert_idle)
 
 
 async def test_client_that_leaves_frees_its_slot_and_blocks(pair: Mesh) -> None:
