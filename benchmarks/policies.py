@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--scenario", nargs="+", choices=scenarios, default=scenarios)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=500, help="requests of every replay")
-    parser.add_argument("--tuning-requests", type=int, default=200)
+    parser.add_argument("--tuning-requests", type=int, default=150)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path, help="file for every figure")
     options = parser.parse_args()

@@ -5,7 +5,7 @@ carries the release, and ranks run steps strictly in order. A block that was giv
 `block_hashes.py`) keeps its content when it is freed, until it is taken for something else.
 """
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 
 
@@ -21,7 +21,8 @@ class BlockManager:
         self._first_fresh = 0
         self._num_blocks = num_blocks
         self._freed: deque[int] = deque()
-        self._idle: dict[int, None] = {}  # free and named, the longest unused first
+        # Free and named, the longest unused first; a plain dict finds its first in linear time.
+        self._idle: OrderedDict[int, None] = OrderedDict()
         self._num_holders: dict[int, int] = {}
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
@@ -85,8 +86,7 @@ class BlockManager:
             return self._first_fresh - 1
         if self._freed:
             return self._freed.popleft()
-        block_id = next(iter(self._idle))
-        del self._idle[block_id]
+        block_id, _ = self._idle.popitem(last=False)
         del self._block_of[self._name_of.pop(block_id)]
         return block_id
 
