@@ -22,6 +22,7 @@ from coordinator.operations import OperationsService
 from coordinator.options import CoordinatorOptions
 from coordinator.service import InferenceService
 from coordinator.size_guard import SizeGuard
+from coordinator.summary import log_summaries
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime import peers, process, rpc
 from runtime.call_metrics import count_calls
@@ -116,6 +117,7 @@ async def _run_until(
         health_task = tasks.create_task(_publish_health(coordinator, health_servicer))
         lag_task = tasks.create_task(observe_loop_lag(coordinator.metrics.event_loop_lag))
         keys_task = tasks.create_task(coordinator.keys.watch())
+        summary_task = tasks.create_task(log_summaries(coordinator))
         await stop.wait()
         health_task.cancel()
         await _drain(coordinator, health_servicer)
@@ -124,6 +126,7 @@ async def _run_until(
         running.cancel()
         lag_task.cancel()
         keys_task.cancel()
+        summary_task.cancel()
 
 
 async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthServicer) -> None:
