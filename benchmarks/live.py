@@ -26,8 +26,11 @@ from simulator.traces import Trace, fit
 from stagemesh import AsyncClient
 from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
 from stagemesh.render import compact_table
+from stagemesh.values import parse_layers
 
 PACED = Path(__file__).parent / "paced"
+LAYERS = (8, 8, 7, 7)
+"""The bundled model's in four stages, without a head to balance: paced stages have none."""
 SLOWED_STAGE = 1
 MAX_MODEL_LEN = 8192
 START_SECONDS = 0.3
@@ -45,7 +48,7 @@ async def policies(options: argparse.Namespace, console: Console) -> None:
             f"stage {SLOWED_STAGE} twice as slow from {changed_at:.0f} s on"
         )
         for policy in options.policies:
-            live, _ = await run_paced(path, options.pp, policy, trace)
+            live = await run_paced(path, options.layers, policy, trace)
             add_figures(table, policy, live)
     console.print(table)
 
@@ -55,8 +58,8 @@ async def simulator(options: argparse.Namespace, console: Console) -> None:
     trace, pace = make_trace(options), read_pace(options.paced)
     table = figures_table(f"{len(trace)} requests of the Azure code trace at {options.rate:g}/s")
     for policy in options.policies:
-        live, layers = await run_paced(options.paced, options.pp, policy, trace)
-        modelled = simulated(pace, layers, policy, trace)
+        live = await run_paced(options.paced, options.layers, policy, trace)
+        modelled = simulated(pace, options.layers, policy, trace)
         add_figures(table, f"{policy}, live", live)
         add_figures(table, f"{policy}, simulated", modelled)
         add_difference(table, modelled, live)
@@ -74,7 +77,7 @@ async def recovery(options: argparse.Namespace, console: Console) -> None:
         *("in flight", "resets"),
     )
     for policy in options.policies:
-        async with paced_mesh(options.paced, options.pp, policy) as client:
+        async with paced_mesh(options.paced, options.layers, policy) as client:
             times = await decode_for(client, options.sequences, changed_at + options.seconds)
             state = (await client.state()).replicas[0].scheduler
         found = find_recovery(times, changed_at)
@@ -137,25 +140,23 @@ def with_slow_stage(paced: Path, folder: Path, after_seconds: float) -> Path:
 
 
 def paced_mesh(
-    paced: Path, pp: int, policy: PolicyName
+    paced: Path, layers: tuple[int, ...], policy: PolicyName
 ) -> AbstractAsyncContextManager[AsyncClient]:
     """A mesh of paced workers under one policy."""
     return running_mesh(
         "smollm2",
-        PlanOptions(pp=pp),
+        PlanOptions(layers=layers),
         BatchingOptions(policy=policy),
         DeviceOptions(threads=1, paced=paced),
     )
 
 
 async def run_paced(
-    paced: Path, pp: int, policy: PolicyName, trace: Trace
-) -> tuple[LoadFigures, tuple[int, ...]]:
-    """A trace's figures on a paced mesh, and the layers of its stages."""
-    async with paced_mesh(paced, pp, policy) as client:
-        figures = await measure(client, trace)
-        stages = (await client.state()).replicas[0].stages
-    return figures, tuple(stage.num_layers for stage in stages)
+    paced: Path, layers: tuple[int, ...], policy: PolicyName, trace: Trace
+) -> LoadFigures:
+    """A trace's figures on a paced mesh."""
+    async with paced_mesh(paced, layers, policy) as client:
+        return await measure(client, trace)
 
 
 def figures_table(title: str) -> Table:
@@ -214,8 +215,8 @@ def main() -> None:
 
 def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--policies", type=parse_policies, default=POLICY_NAMES)
-    parser.add_argument("--pp", type=int, default=2 if command == "smollm2" else 4)
     if command == "smollm2":
+        parser.add_argument("--pp", type=int, default=2)
         parser.add_argument("--threads", type=int, default=1)
         parser.add_argument("--tokens", type=int, default=64)
         parser.add_argument("--repeats", type=int, default=2)
@@ -223,12 +224,13 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         return
     file = "slow-stage.json" if command == "recovery" else "llama2-70b.json"
     parser.add_argument("--paced", type=Path, default=PACED / file)
+    parser.add_argument("--layers", type=parse_layers, default=LAYERS)
     if command == "recovery":
         parser.add_argument("--sequences", type=int, default=32)
         parser.add_argument("--seconds", type=float, default=30.0, help="after the change")
         return
-    parser.add_argument("--requests", type=int, default=120)
-    parser.add_argument("--rate", type=float, default=2.0)
+    parser.add_argument("--requests", type=int, default=80)
+    parser.add_argument("--rate", type=float, default=1.5)
     parser.add_argument("--seed", type=int, default=0)
 
 
