@@ -118,6 +118,8 @@ class AdaptivePolicy:
         wanted = min(most, max(least, room))
         if wanted < most and wanted < MIN_CHUNK_TOKENS:
             return 0  # a crumb costs more than it brings
+        if work.num_tokens == 0 and 0 < sequence.num_unsent - wanted < MIN_CHUNK_TOKENS:
+            wanted = most  # nor is one left for a step of its own
         return int(wanted)
 
     def complete(self, sent: SentStep, now: float) -> None:
