@@ -15,19 +15,13 @@ from deploy.grafana.panels import (
     Panel,
     per_second,
     quantiles,
-    share_of_time,
     to_json,
     within,
 )
+from deploy.grafana.pipeline import PIPELINE
 from runtime.metrics import CoordinatorMetrics, WorkerMetrics
 
 FOLDER = Path(__file__).parent / "dashboards"
-
-
-def _mean_rate(histogram: str) -> str:
-    """The mean of what a histogram observed lately."""
-    name = f"stagemesh_{histogram}"
-    return f"sum(rate({name}_sum{RATE})) / sum(rate({name}_count{RATE}))"
 
 
 OVERVIEW = Dashboard(
@@ -79,50 +73,6 @@ OVERVIEW = Dashboard(
                     "KV blocks",
                     "short",
                     (("stagemesh_kv_blocks", "replica {{replica}} {{state}}"),),
-                ),
-            ),
-        ),
-    ),
-)
-
-PIPELINE = Dashboard(
-    "stagemesh-pipeline",
-    "stagemesh: pipeline",
-    (
-        (
-            "Stages",
-            (
-                share_of_time("Computing", "stage_compute_seconds"),
-                share_of_time("Idle", "stage_idle_seconds"),
-                share_of_time("Steps waiting for the device", "stage_queue_seconds"),
-            ),
-        ),
-        (
-            "Hops",
-            (
-                share_of_time("Sending", "stage_send_seconds"),
-                share_of_time("Sending while computing", "stage_send_hidden_seconds"),
-                per_second(
-                    "Activations", "stage_sent_bytes", "Bps", "replica, stage", "after {{stage}}"
-                ),
-            ),
-        ),
-        (
-            "Steps",
-            (
-                per_second("Steps", "steps", "ops", "replica", "replica {{replica}}"),
-                Panel(
-                    "Steps in flight",
-                    "short",
-                    (("stagemesh_steps_in_flight", "replica {{replica}}"),),
-                ),
-                Panel(
-                    "Mean microbatch",
-                    "short",
-                    (
-                        (_mean_rate("step_tokens"), "tokens"),
-                        (_mean_rate("step_sequences"), "sequences"),
-                    ),
                 ),
             ),
         ),
