@@ -16,6 +16,9 @@ ECHO_SECONDS: Final = 0.25
 _ECHOES: Final = frozenset(
     {
         "cancelled",
+        "closed",
+        "collective",
+        "collective_timeout",
         "epoch_ended",
         "next_stage",
         "no_epoch",

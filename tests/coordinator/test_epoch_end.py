@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from coordinator.epoch_end import end_of, raise_end
-from runtime.errors import EpochEndedError, SlotError, StagemeshError
+from runtime.errors import EpochEndedError, SlotError, StagemeshError, WorkerDiedError
 
 ECHO = EpochEndedError(cause="sender_gone", detail="sender 0 closed its stream")
 CULPRIT = EpochEndedError(cause="position", detail="slot 3: expected position 1, got 2")
@@ -31,3 +31,13 @@ async def test_end_of_a_group_prefers_what_says_more(culprit: StagemeshError) ->
 
 async def test_end_of_an_echo_alone_is_the_echo() -> None:
     assert await end_of(raise_end(ECHO)) is ECHO
+
+
+async def test_end_of_a_rank_that_waited_in_vain_is_that_of_the_one_that_was_missing() -> None:
+    waited = EpochEndedError(cause="collective_timeout", detail="rank 0 waited 30 s for rank 1")
+    gone = WorkerDiedError(worker="w1", detail="its stream broke")
+
+    async def epoch() -> None:
+        raise ExceptionGroup("at once", [waited, gone])
+
+    assert await end_of(epoch()) is gone
