@@ -1,6 +1,7 @@
 """Owns the declaration of every Prometheus metric: one prefix, base units, bounded labels.
 
 It never measures. A process makes its class once, over its own registry, and sets the values.
+Longer than other files, because all declarations stand in one place.
 """
 
 from typing import Final

@@ -55,6 +55,7 @@ def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
         (("infer", ""), "prompt 0 is empty"),
         (("prepare", "no such model"), "no such model"),
         (("serve", "no such model", *FREE_ADDRESSES), "no such"),
+        (("serve", "m", "--paced", "no such file"), "paced model no such file: cannot be read"),
         (("serve", "m", "--pp", "2", "--kv-memory", "9999TiB"), "the KV cache of 2 workers needs"),
     ],
 )
