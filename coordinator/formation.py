@@ -12,7 +12,10 @@ from coordinator.plan import served_len
 from coordinator.stages import EpochPlace, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import FingerprintMismatchError, WorkerRefusedError
+from runtime.logs import get_logger
 from scheduler import SchedulerLimits
+
+_log = get_logger()
 
 # The ranks of one stage, by rank; a replica is a tuple of them, by stage.
 Ranks = tuple[StageLink, ...]
@@ -37,6 +40,7 @@ async def _load_part(
     progress = telemetry.loading[assignment.stage][assignment.rank]
     # Asked, not remembered: only the worker knows what it holds.
     report = await link.held_report(assignment)
+    is_kept = report is not None
     if report is None:
         link.member.held = None
         report = await link.load(assignment, progress.update)
@@ -46,6 +50,14 @@ async def _load_part(
         )
         raise WorkerRefusedError(worker=link.member.name, reason=str(mismatch))
     link.member.held = assignment
+    _log.info(
+        "part_kept" if is_kept else "part_loaded",
+        worker=link.member.name,
+        replica=assignment.replica,
+        stage=assignment.stage,
+        rank=assignment.rank,
+        seconds=round(report.load_seconds, 3),
+    )
     progress.finish(report)
     return report
 

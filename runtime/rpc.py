@@ -26,8 +26,9 @@ MAX_MESSAGE_BYTES: Final = 16 * 2**20
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w.-]+", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 
-_KEEPALIVE_MS: Final = 10_000
-_KEEPALIVE_TIMEOUT_MS: Final = 5_000
+# A peer that is dead is noticed in their sum, also where nothing is sent.
+_KEEPALIVE_MS: Final = 5_000
+_KEEPALIVE_TIMEOUT_MS: Final = 4_000
 
 # Both ends ping an idle connection, and agree that they may: a mismatch draws GOAWAY
 # "too_many_pings". `http2.max_pings_without_data` 0 means no limit.

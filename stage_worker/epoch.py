@@ -199,6 +199,8 @@ class EpochSession:
             "epoch_failed",
             epoch=epoch_name(self.epoch),
             step=self.num_steps,
+            # Sequences whose KV cache is lost with it.
+            num_sequences=self._stage.num_slots_used,
             code=end.cause,
             message=end.detail,
             exc_info=None if error else exc,

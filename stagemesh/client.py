@@ -4,9 +4,12 @@ A client generates text and asks for the mesh's state. Every call takes a deadli
 `StagemeshRpcError`, and leaving an `infer` loop cancels its call on the server.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, TypeVar
+from uuid import uuid4
 
 import grpc
 
@@ -21,6 +24,7 @@ from stagemesh.generation_codec import (
     request_to_proto,
     update_from_proto,
 )
+from stagemesh.retry import RETRY_SECONDS, Attempts
 from stagemesh.rpc_error import rpc_error
 from stagemesh.state import MeshState, state_from_proto
 
@@ -49,9 +53,11 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         tls: ChannelTls | None = None,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         """`tls` is for a door with a certificate: `trusting(Path("ca.pem"))`."""
         self.target = target
+        self._retry_seconds = retry_seconds
         self._metadata = key_metadata(api_key)
         self._channel = dial(target, tls)
         self._inference = InferenceStub(self._channel)
@@ -75,17 +81,31 @@ class AsyncClient:
     async def infer(
         self, request: GenerationRequest, *, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Update, None]:
-        """Streams the updates of all prompts as they come; they carry their prompt's index."""
-        call = self._inference.Infer(
-            request_to_proto(request), timeout=timeout_seconds, metadata=self._metadata
-        )
-        try:
-            async for message in call:
-                yield update_from_proto(message)
-        except grpc.RpcError as error:
-            raise rpc_error(error, self.target) from None
-        finally:
-            call.cancel()
+        """Streams the updates of all prompts as they come; they carry their prompt's index.
+
+        A server that goes away before the first of them is asked again, as `retry.py` says.
+        """
+        message = request_to_proto(replace(request, request_id=request.request_id or uuid4().hex))
+        attempts = Attempts(timeout_seconds, self._retry_seconds)
+        has_updates = False
+        while True:
+            timeout = attempts.timeout_seconds
+            call = self._inference.Infer(message, timeout=timeout, metadata=self._metadata)
+            try:
+                async for response in call:
+                    has_updates = True
+                    yield update_from_proto(response)
+            except grpc.RpcError as error:
+                failure = rpc_error(error, self.target)
+                was_reached = bool(await call.initial_metadata())
+            else:
+                return
+            finally:
+                call.cancel()
+            pause_seconds = attempts.pause_after(
+                failure, was_reached=was_reached, has_updates=has_updates
+            )
+            await asyncio.sleep(pause_seconds)
 
     async def state(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshState:
         """What the mesh is doing now."""

@@ -24,7 +24,7 @@ WATCH_SECONDS = 1.0
 # What a process may take to end when what it ran has ended.
 STOP_SECONDS = 5.0
 # A worker that is alive rejoins within seconds; one that is frozen does not.
-ABSENCE_SECONDS = 15.0
+ABSENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,64 @@
+"""A coordinator and workers as processes of their own, each in the test's hands."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from stagemesh import Client, MeshState, StagemeshRpcError
+from stagemesh.ports import reserve
+from tests.integration.processes import Mesh, RunningCommand, running_command
+
+
+@dataclass(slots=True)
+class SeparateMesh:
+    """Where the coordinator listens, and what runs; everything ends with `stack`."""
+
+    model: str
+    options: tuple[str, ...]
+    stack: ExitStack
+    target: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
+    http: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
+    mesh: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
+
+    def start_coordinator(self) -> Mesh:
+        """A coordinator, always at the same addresses."""
+        addresses = ("--grpc", self.target, "--http", self.http, "--mesh", self.mesh)
+        command = self.stack.enter_context(
+            running_command("coordinator", self.model, *addresses, *self.options)
+        )
+        command.log.wait_for("coordinator_listening")
+        return Mesh(command, self.target, self.http)
+
+    def start_worker(self, *options: str) -> RunningCommand:
+        """A worker that joins."""
+        return self.stack.enter_context(
+            running_command("worker", "--coordinator", self.mesh, "--threads", "1", *options)
+        )
+
+    def until(self, is_so: Callable[[MeshState], bool]) -> MeshState:
+        """Asks for the state until it is as wanted; the test's timeout bounds the wait."""
+        with Client(self.target) as client:
+            while True:
+                try:
+                    state = client.state()
+                except StagemeshRpcError:  # it is being started
+                    continue
+                if is_so(state):
+                    return state
+
+    def until_ready(self, num_workers: int) -> MeshState:
+        """Every replica serves, and so many workers are in the mesh."""
+        return self.until(
+            lambda state: (
+                state.ready
+                and all(replica.serving for replica in state.replicas)
+                and len(state.workers) == num_workers
+            )
+        )
+
+
+@contextmanager
+def separate_mesh(model: str, *options: str) -> Iterator[SeparateMesh]:
+    """A mesh without any process yet; at the end none of it is left."""
+    with ExitStack() as stack:
+        yield SeparateMesh(model, options, stack)
