@@ -281,8 +281,8 @@ class CoordinatorMetrics(ProcessMetrics):
         self.stage_send_hidden_seconds = counter(
             "send_hidden_seconds", "Part of the sending during which the device computed."
         )
-        self.stage_sent_frames = counter("sent_frames", "Frames sent to the next stage.")
-        self.stage_sent_bytes = counter("sent_bytes", "Activation bytes sent to the next stage.")
+        self.stage_sent_frames = counter("sent_frames", "Frames that rank 0 sent onwards.")
+        self.stage_sent_bytes = counter("sent_bytes", "Bytes that rank 0 sent onwards.")
 
     # Longer than other functions: a list of declarations, one after the other.
     def _declare_scheduler(self, registry: CollectorRegistry) -> None:
