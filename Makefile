@@ -3,13 +3,14 @@ PYTHON ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-clients test-compose test-ops check coverage proto setup clean
+.PHONY: help demo test test-clients test-compose test-fuzz test-ops check coverage proto setup clean
 
 help:
 	@echo "make demo      start a 2-stage mesh on the bundled model and stream one answer"
 	@echo "make test      lint, types, layers, protos, then all tests"
 	@echo "make test-compose  build the image, run meshes of containers; needs a Docker engine"
 	@echo "make test-clients  the tests with outside clients only"
+	@echo "make test-fuzz  10,000 random requests at each door"
 	@echo "make test-ops  a real Prometheus and a real browser against a mesh"
 	@echo "make check     lint, types, layers and protos only"
 	@echo "make coverage  all tests, with a coverage report"
@@ -29,6 +30,9 @@ test-compose: $(READY)
 
 test-clients: $(READY)
 	@$(VENV)/bin/pytest tests/clients
+
+test-fuzz: $(READY)
+	@$(VENV)/bin/pytest -s tests/coordinator/fuzz_suite.py
 
 test-ops: $(READY)
 	@scripts/ops-tools

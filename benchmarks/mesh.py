@@ -14,7 +14,7 @@ from stagemesh.cli.options import (
     LogOptions,
     PlanOptions,
 )
-from stagemesh.launcher import local_mesh
+from stagemesh.launcher import LaunchPlan, local_mesh
 
 
 @asynccontextmanager
@@ -22,6 +22,18 @@ async def running_mesh(
     model: str, plan: PlanOptions, batching: BatchingOptions, device: DeviceOptions
 ) -> AsyncIterator[AsyncClient]:
     """A client of a mesh that serves."""
+    async with (
+        launched_mesh(model, plan, batching, device) as launched,
+        AsyncClient(launched.target) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def launched_mesh(
+    model: str, plan: PlanOptions, batching: BatchingOptions, device: DeviceOptions
+) -> AsyncIterator[LaunchPlan]:
+    """A mesh that serves, as what it was started from: its doors' addresses."""
     launch_plan = make_launch_plan(
         model,
         plan,
@@ -33,5 +45,4 @@ async def running_mesh(
     )
     async with local_mesh(launch_plan, lambda line: print(line, file=sys.stderr)) as mesh:
         await mesh.until_ready(lambda state: None)
-        async with AsyncClient(launch_plan.target) as client:
-            yield client
+        yield launch_plan

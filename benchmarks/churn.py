@@ -1,0 +1,167 @@
+"""Clients that come and go: many streams at once at both doors, half of them left at random.
+
+Shows what is held afterwards (it must be nothing), and how late the coordinator's event loop was
+meanwhile, by its own `event_loop_lag_seconds`. Exits with 1 where something is left or failed.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.mesh import launched_mesh
+from stagemesh import AsyncClient, MeshState
+from stagemesh.bench.callers import CALL_ERRORS, Caller, DoorAddress, connect
+from stagemesh.bench.outcome import Outcome
+from stagemesh.bench.workload import Ask
+from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
+
+_LAG = "stagemesh_event_loop_lag_seconds"
+_TIMEOUT_SECONDS = 120.0
+# The longest that a client stays who does not wait for its answer's end.
+_STAY_SECONDS = 2.0
+_IDLE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Both doors of one mesh."""
+
+    grpc: str
+    http: str
+
+
+@dataclass(slots=True)
+class Churn:
+    """What became of the streams; `lag` counts loop timers by the bucket they were late for."""
+
+    num_finished: int = 0
+    num_left: int = 0
+    errors: list[str] = field(default_factory=list)
+    lag: dict[float, float] = field(default_factory=dict)
+
+
+async def churn(addresses: Addresses, num_streams: int, seconds: float, seed: int = 0) -> Churn:
+    """Keeps `num_streams` clients busy for so long, and waits for those who stay to the end."""
+    result = Churn()
+    grpc_door = DoorAddress("grpc", addresses.grpc, None, None)
+    http_door = DoorAddress("http", addresses.http, None, None)
+    async with (
+        connect(grpc_door, _TIMEOUT_SECONDS, ignore_eos=True) as by_grpc,
+        connect(http_door, _TIMEOUT_SECONDS, ignore_eos=True) as by_http,
+    ):
+        before = await lag_counts(addresses.http)
+        end = time.perf_counter() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(num_streams):
+                caller = (by_grpc, by_http)[number % 2]
+                source = random.Random(f"{seed}/{number}")
+                tasks.create_task(_visit(caller, source, end, result))
+        after = await lag_counts(addresses.http)
+    result.lag = {bound: count - before[bound] for bound, count in after.items()}
+    return result
+
+
+async def _visit(caller: Caller, source: random.Random, end: float, result: Churn) -> None:
+    """One client's visits, one after the other; every second one is broken off."""
+    while time.perf_counter() < end:
+        length = source.randint(4, 48)
+        prompt = tuple(source.randint(3, 200) for _ in range(length))
+        ask = Ask(prompt, source.randint(1, 32))
+        stay = source.uniform(0, _STAY_SECONDS) if source.random() < 0.5 else None
+        try:
+            async with asyncio.timeout(stay):
+                await caller.ask(ask, Outcome(0.0), time.perf_counter)
+            result.num_finished += 1
+        except TimeoutError:
+            result.num_left += 1
+        except CALL_ERRORS as error:
+            result.errors.append(str(error) or type(error).__name__)
+
+
+async def lag_counts(http: str) -> dict[float, float]:
+    """How many of the coordinator's loop timers were late by at most each bound, so far."""
+    async with httpx.AsyncClient(base_url=f"http://{http}", trust_env=False) as client:
+        text = (await client.get("/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    return {
+        float(sample.labels["le"]): sample.value
+        for sample in families[_LAG].samples
+        if sample.name.endswith("_bucket")
+    }
+
+
+def quantile(counts: Mapping[float, float], share: float) -> float:
+    """The value below which `share` lies, as Prometheus' `histogram_quantile` has it."""
+    bounds = sorted(counts)
+    wanted, below, lower = share * counts[bounds[-1]], 0.0, 0.0
+    for bound in bounds:
+        if counts[bound] >= wanted and counts[bound] > below:
+            if bound == float("inf"):
+                break
+            return lower + (bound - lower) * (wanted - below) / (counts[bound] - below)
+        below, lower = counts[bound], bound
+    return lower
+
+
+def held(state: MeshState) -> dict[str, int]:
+    """What a mesh that nobody asks anything must not hold."""
+    things = {"running": state.num_running, "waiting": state.num_waiting}
+    for replica in state.replicas:
+        things[f"slots of replica {replica.replica}"] = replica.num_slots_used
+    return {name: count for name, count in things.items() if count}
+
+
+async def until_idle(client: AsyncClient) -> dict[str, int]:
+    """What is still held once nothing is, or after a while."""
+    left: dict[str, int] = {}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_IDLE_SECONDS):
+            while left := held(await client.state()):
+                pass
+    return left
+
+
+async def _measure(options: argparse.Namespace) -> int:
+    plan, device = PlanOptions(pp=options.pp), DeviceOptions(threads=options.threads)
+    batching = BatchingOptions(max_sequences=options.max_sequences)
+    async with (
+        launched_mesh(options.model, plan, batching, device) as launched,
+        AsyncClient(launched.target) as client,
+    ):
+        addresses = Addresses(launched.target, launched.http)
+        result = await churn(addresses, options.streams, options.seconds, options.seed)
+        left = await until_idle(client)
+    print(f"{options.streams} streams for {options.seconds:g} s, pp={options.pp}")
+    print(f"finished {result.num_finished}, left {result.num_left}, failed {len(result.errors)}")
+    for share in (0.5, 0.99):
+        milliseconds = quantile(result.lag, share) * 1e3
+        print(f"event-loop lag, p{share * 100:g}: {milliseconds:.1f} ms")
+    print(f"held afterwards: {left or 'nothing'}")
+    if result.errors:
+        print(f"first failure: {result.errors[0]}")
+    return 1 if left or result.errors else 0
+
+
+def main() -> None:
+    """Parses the options, runs, prints."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.churn", description=__doc__)
+    parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
+    parser.add_argument("--pp", type=int, default=2, help="stages")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads a stage")
+    parser.add_argument("--streams", type=int, default=200, help="clients at the same time")
+    parser.add_argument("--max-sequences", type=int, default=64, help="as in `stagemesh serve`")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for so long")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts, lengths and departures")
+    sys.exit(asyncio.run(_measure(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()
