@@ -112,8 +112,13 @@ def prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            messages = message.chat.messages
-            return ChatPrompt(tuple(ChatMessage(m.role, m.content) for m in messages))
+            chat = message.chat
+            has_opening = chat.HasField("add_generation_prompt")
+            return ChatPrompt(
+                tuple(ChatMessage(m.role, m.content) for m in chat.messages),
+                chat.add_generation_prompt if has_opening else None,
+                chat.continue_final_message,
+            )
         case "token_ids":
             return TokenPrompt(tuple(message.token_ids.ids))
         case _:

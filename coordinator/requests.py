@@ -19,9 +19,21 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, put through the model's chat template."""
+    """A conversation, put through the model's chat template.
+
+    It ends with the beginning of an answer (None: unless the last message is continued), or open
+    behind the last message, or as the template leaves it.
+    """
 
     messages: tuple[ChatMessage, ...]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the template is asked to begin an answer."""
+        asked = self.add_generation_prompt
+        return not self.continue_final_message if asked is None else asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,11 @@ async def token_ids(
     if isinstance(prompt, TextPrompt) and prompt.text:
         return await model.tokenizer.encode_async(prompt.text)
     if isinstance(prompt, ChatPrompt):
-        return await model.tokenizer.encode_chat_async(prompt.messages)
+        return await model.tokenizer.encode_chat_async(
+            prompt.messages,
+            add_generation_prompt=prompt.opens_answer,
+            continue_final_message=prompt.continue_final_message,
+        )
     return ()
 
 

@@ -8,6 +8,7 @@ import asyncio
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -95,26 +96,52 @@ class Tokenizer:
         return self._encode(text, add_special_tokens=True)
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> tuple[int, ...]:
         """Ids of a conversation; all special tokens come from the template and the messages."""
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
         return self._encode(text, add_special_tokens=False)
 
     async def encode_async(self, text: str) -> tuple[int, ...]:
         """`encode`, in a thread where the text is long."""
         return await _run(len(text), lambda: self.encode(text))
 
-    async def encode_chat_async(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    async def encode_chat_async(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> tuple[int, ...]:
         """`encode_chat`, in a thread where the conversation is long."""
         # A message costs time also when it is empty.
         num_characters = sum(len(m.role) + len(m.content) + 1 for m in messages)
-        return await _run(num_characters, lambda: self.encode_chat(messages))
+        encode = partial(
+            self.encode_chat,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return await _run(num_characters, encode)
 
     def render_chat(
-        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """The conversation as the model's template writes it, rendered in Jinja's sandbox.
+
+        With `continue_final_message` it stops behind the last message's content.
 
         Raises `ChatTemplateError`, naming the template's line, where there is no template, it is
         broken, or it refuses these messages.
@@ -126,7 +153,10 @@ class Tokenizer:
         conversation = [{"role": m.role, "content": m.content} for m in messages]
         try:
             rendered = self._transformers.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=add_generation_prompt
+                conversation,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
             )
         except _TEMPLATE_ERRORS as exc:
             raise ChatTemplateError(problem=_describe(exc)) from exc

@@ -223,8 +223,17 @@ def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int
 def _check_prompt(prompt: Prompt, index: int, vocab_size: int) -> None:
     if prompt is None or (isinstance(prompt, ChatPrompt) and not prompt.messages):
         raise EmptyPromptError(index=index)
+    if isinstance(prompt, ChatPrompt):
+        check_chat(prompt)
     if isinstance(prompt, TokenPrompt):
         check_token_ids(prompt.token_ids, vocab_size)
+
+
+def check_chat(prompt: ChatPrompt) -> None:
+    """A conversation ends in one way."""
+    if prompt.continue_final_message and prompt.opens_answer:
+        problem = "begins a new answer; leave it out to have the last message continued"
+        _refuse("add_generation_prompt", problem)
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -18,9 +18,15 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation, rendered by the served model's chat template."""
+    """A conversation, rendered by the served model's chat template.
+
+    The answer is a new turn (`add_generation_prompt` None: unless the last message is continued),
+    or goes on where the last message stops.
+    """
 
     messages: tuple[ChatMessage, ...]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)

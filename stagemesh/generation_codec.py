@@ -111,12 +111,18 @@ def prompt_to_proto(prompt: Prompt) -> inference_pb2.Prompt:
     match prompt:
         case str():
             return inference_pb2.Prompt(text=prompt)
-        case Chat(messages):
+        case Chat():
             turns = [
                 inference_pb2.ChatMessage(role=message.role, content=message.content)
-                for message in messages
+                for message in prompt.messages
             ]
-            return inference_pb2.Prompt(chat=inference_pb2.Chat(messages=turns))
+            return inference_pb2.Prompt(
+                chat=inference_pb2.Chat(
+                    messages=turns,
+                    add_generation_prompt=prompt.add_generation_prompt,
+                    continue_final_message=prompt.continue_final_message,
+                )
+            )
         case TokenIds(ids):
             return inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=ids))
 

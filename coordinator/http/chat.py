@@ -10,12 +10,13 @@ from coordinator.requests import ChatPrompt, Update
 from coordinator.served_model import ServedModel
 from coordinator.token_text import TokenTexts
 from coordinator.tokenizer import ChatMessage
+from coordinator.validation import check_chat
 from runtime.step import SampledToken
 
 
 def parse_chat(fields: Fields, request_id: str) -> Call:
     """What the body asks for."""
-    prompt = ChatPrompt(take_messages(fields))
+    prompt = take_chat(fields)
     delivery = take_delivery(fields)
     has_logprobs = fields.boolean("logprobs")
     num_top = fields.integer("top_logprobs")
@@ -27,7 +28,18 @@ def parse_chat(fields: Fields, request_id: str) -> Call:
     return Call(request, delivery, lambda model: ChatForm(model, has_logprobs), names)
 
 
-def take_messages(fields: Fields) -> tuple[ChatMessage, ...]:
+def take_chat(fields: Fields) -> ChatPrompt:
+    """The conversation and how it ends."""
+    messages = _take_messages(fields)
+    asked = fields.take("add_generation_prompt")
+    if asked is not None and not isinstance(asked, bool):
+        refuse("add_generation_prompt", "must be true or false")
+    prompt = ChatPrompt(messages, asked, fields.boolean("continue_final_message"))
+    check_chat(prompt)
+    return prompt
+
+
+def _take_messages(fields: Fields) -> tuple[ChatMessage, ...]:
     """The conversation."""
     items = fields.items("messages")
     if items is None:

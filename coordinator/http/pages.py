@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coordinator.coordinator import Coordinator
-from coordinator.http.chat import take_messages
+from coordinator.http.chat import take_chat
 from coordinator.http.errors import error_response
 from coordinator.http.fields import Fields, integer, read_fields, refuse
 from coordinator.operations import snapshot
-from coordinator.requests import ChatPrompt, Prompt, TextPrompt
+from coordinator.requests import Prompt, TextPrompt
 from coordinator.served_model import ServedModel
 from coordinator.texts import detokenize, token_ids
 from coordinator.validation import check_model
@@ -113,7 +113,7 @@ def _prompt(fields: Fields) -> Prompt:
     """`prompt`, a text, or `messages`, a conversation."""
     content = fields.text("prompt")
     if content is None:
-        return ChatPrompt(take_messages(fields))
+        return take_chat(fields)
     if fields.take("messages") is not None:
         refuse("messages", "cannot be sent with prompt; send one of them")
     return TextPrompt(content)
