@@ -12,6 +12,7 @@ from runtime.version import VERSION
 if TYPE_CHECKING:
     from runtime.tls import trusting
     from stagemesh.client import AsyncClient
+    from stagemesh.completion import Completion
     from stagemesh.generation import (
         Chat,
         ChatMessage,
@@ -38,6 +39,7 @@ _HOMES: Final = {
     "ChatMessage": "stagemesh.generation",
     "Choice": "stagemesh.generation",
     "Client": "stagemesh.sync_client",
+    "Completion": "stagemesh.completion",
     "FinishReason": "stagemesh.generation",
     "GenerationRequest": "stagemesh.generation",
     "JsonSchema": "stagemesh.generation",
@@ -58,6 +60,7 @@ __all__ = [
     "ChatMessage",
     "Choice",
     "Client",
+    "Completion",
     "FinishReason",
     "GenerationRequest",
     "JsonSchema",

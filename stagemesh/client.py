@@ -5,18 +5,22 @@ A client generates text and asks for the mesh's state. Every call takes a deadli
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, TypeVar
 from uuid import uuid4
 
 import grpc
+import grpc.aio
 
 from protos import inference_pb2, mesh_pb2
 from protos.inference_pb2_grpc import InferenceStub
 from protos.mesh_pb2_grpc import OperationsStub
 from runtime.rpc import ChannelTls, dial
+from stagemesh.completion import Completion, complete
 from stagemesh.generation import GenerationRequest, Model, Prompt, Update
 from stagemesh.generation_codec import (
     models_from_proto,
@@ -36,6 +40,7 @@ CALL_TIMEOUT_SECONDS: Final = 5.0
 DRAIN_SLACK_SECONDS: Final = 60.0
 
 Answer = TypeVar("Answer")
+UpdateCall = grpc.aio.UnaryStreamCall[inference_pb2.InferRequest, inference_pb2.InferResponse]
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -85,12 +90,60 @@ class AsyncClient:
 
         A server that goes away before the first of them is asked again, as `retry.py` says.
         """
-        message = request_to_proto(replace(request, request_id=request.request_id or uuid4().hex))
         attempts = Attempts(timeout_seconds, self._retry_seconds)
+        message = identified(request)
+        call = self._begin(message, attempts)
+        async with aclosing(self._updates(call, message, attempts)) as updates:
+            async for update in updates:
+                yield update
+
+    async def generate(
+        self, request: GenerationRequest, *, timeout_seconds: float | None = None
+    ) -> tuple[Completion, ...]:
+        """The whole answers of a request, by prompt and choice."""
+        stream = self.infer(request, timeout_seconds=timeout_seconds)
+        return complete([update async for update in stream])
+
+    async def generate_many(
+        self,
+        requests: Iterable[GenerationRequest],
+        *,
+        max_concurrency: int = 16,
+        timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[tuple[Completion, ...], None]:
+        """The whole answers of many requests, in their order, so many of them under way at a time.
+
+        The first that fails raises, and leaving the loop cancels all that are under way; each has
+        `timeout_seconds` from its start.
+        """
+        running: deque[tuple[UpdateCall, AsyncGenerator[Update, None]]] = deque()
+        try:
+            for request in requests:
+                message = identified(request)
+                attempts = Attempts(timeout_seconds, self._retry_seconds)
+                call = self._begin(message, attempts)
+                running.append((call, self._updates(call, message, attempts)))
+                if len(running) >= max_concurrency:
+                    _, stream = running.popleft()
+                    yield complete([update async for update in stream])
+            while running:
+                _, stream = running.popleft()
+                yield complete([update async for update in stream])
+        finally:
+            for call, _ in running:
+                call.cancel()
+
+    def _begin(self, message: inference_pb2.InferRequest, attempts: Attempts) -> UpdateCall:
+        """A call, which is under way from here on."""
+        return self._inference.Infer(
+            message, timeout=attempts.timeout_seconds, metadata=self._metadata
+        )
+
+    async def _updates(
+        self, call: UpdateCall, message: inference_pb2.InferRequest, attempts: Attempts
+    ) -> AsyncGenerator[Update, None]:
         has_updates = False
         while True:
-            timeout = attempts.timeout_seconds
-            call = self._inference.Infer(message, timeout=timeout, metadata=self._metadata)
             try:
                 async for response in call:
                     has_updates = True
@@ -106,6 +159,7 @@ class AsyncClient:
                 failure, was_reached=was_reached, has_updates=has_updates
             )
             await asyncio.sleep(pause_seconds)
+            call = self._begin(message, attempts)
 
     async def state(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshState:
         """What the mesh is doing now."""
@@ -167,6 +221,11 @@ class AsyncClient:
             return await call
         except grpc.RpcError as error:
             raise rpc_error(error, self.target) from None
+
+
+def identified(request: GenerationRequest) -> inference_pb2.InferRequest:
+    """The request under an id, which all tries share."""
+    return request_to_proto(replace(request, request_id=request.request_id or uuid4().hex))
 
 
 def key_metadata(api_key: str | None) -> Metadata:

@@ -5,23 +5,28 @@ it names the two methods itself.
 """
 
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
-from uuid import uuid4
+from typing import Protocol, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from protos import inference_pb2, mesh_pb2
 from runtime.rpc import ChannelTls, dial_blocking
-from stagemesh.client import CALL_TIMEOUT_SECONDS, DEFAULT_TARGET, DRAIN_SLACK_SECONDS, key_metadata
+from stagemesh.client import (
+    CALL_TIMEOUT_SECONDS,
+    DEFAULT_TARGET,
+    DRAIN_SLACK_SECONDS,
+    identified,
+    key_metadata,
+)
+from stagemesh.completion import Completion, complete
 from stagemesh.generation import GenerationRequest, Model, Prompt, Update
 from stagemesh.generation_codec import (
     models_from_proto,
     prompt_to_proto,
-    request_to_proto,
     update_from_proto,
 )
 from stagemesh.retry import RETRY_SECONDS, Attempts
@@ -29,6 +34,16 @@ from stagemesh.rpc_error import rpc_error
 from stagemesh.state import MeshState, state_from_proto
 
 Answer = TypeVar("Answer", bound=Message)
+
+
+class UpdateCall(Protocol):
+    """A call of `Infer`, as grpcio makes it."""
+
+    def __iter__(self) -> Iterator[inference_pb2.InferResponse]: ...
+
+    def cancel(self) -> object: ...
+
+    def initial_metadata(self) -> Sequence[object] | None: ...
 
 
 class Client:
@@ -75,12 +90,56 @@ class Client:
 
         A server that goes away before the first of them is asked again, as `retry.py` says.
         """
-        message = request_to_proto(replace(request, request_id=request.request_id or uuid4().hex))
         attempts = Attempts(timeout_seconds, self._retry_seconds)
+        message = identified(request)
+        call = self._begin(message, attempts)
+        yield from self._updates(call, message, attempts)
+
+    def generate(
+        self, request: GenerationRequest, *, timeout_seconds: float | None = None
+    ) -> tuple[Completion, ...]:
+        """The whole answers of a request, by prompt and choice."""
+        stream = self.infer(request, timeout_seconds=timeout_seconds)
+        return complete(stream)
+
+    def generate_many(
+        self,
+        requests: Iterable[GenerationRequest],
+        *,
+        max_concurrency: int = 16,
+        timeout_seconds: float | None = None,
+    ) -> Generator[tuple[Completion, ...], None, None]:
+        """The whole answers of many requests, in their order, so many of them under way at a time.
+
+        The first that fails raises, and leaving the loop cancels all that are under way; each has
+        `timeout_seconds` from its start.
+        """
+        running: deque[tuple[UpdateCall, Generator[Update, None, None]]] = deque()
+        try:
+            for request in requests:
+                message = identified(request)
+                attempts = Attempts(timeout_seconds, self._retry_seconds)
+                call = self._begin(message, attempts)
+                running.append((call, self._updates(call, message, attempts)))
+                if len(running) >= max_concurrency:
+                    _, stream = running.popleft()
+                    yield complete(stream)
+            while running:
+                _, stream = running.popleft()
+                yield complete(stream)
+        finally:
+            for call, _ in running:
+                call.cancel()
+
+    def _begin(self, message: inference_pb2.InferRequest, attempts: Attempts) -> UpdateCall:
+        """A call, which is under way from here on."""
+        return self._infer(message, timeout=attempts.timeout_seconds, metadata=self._metadata)
+
+    def _updates(
+        self, call: UpdateCall, message: inference_pb2.InferRequest, attempts: Attempts
+    ) -> Generator[Update, None, None]:
         has_updates = False
         while True:
-            timeout = attempts.timeout_seconds
-            call = self._infer(message, timeout=timeout, metadata=self._metadata)
             try:
                 for response in call:
                     has_updates = True
@@ -96,6 +155,7 @@ class Client:
                 failure, was_reached=was_reached, has_updates=has_updates
             )
             time.sleep(pause_seconds)
+            call = self._begin(message, attempts)
 
     def state(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshState:
         """What the mesh is doing now."""

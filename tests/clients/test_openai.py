@@ -1,13 +1,16 @@
 """OpenAI's own Python client against a mesh of real processes: it must not notice a difference."""
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator, Iterator
+from typing import Annotated
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
+from pydantic import BaseModel, Field
 
 from tests.integration.processes import Mesh
 from tests.integration.tiny_chat import MODEL_NAME, TinyChat
@@ -173,6 +176,56 @@ def test_penalties_and_biases_are_what_the_formulas_say(
         extra_body=IGNORE_EOS,
     )
     assert answer.choices[0].text == tiny_chat.decode(tuple(tokens))
+
+
+class Stop(BaseModel):
+    """What the model is to answer with."""
+
+    name: Annotated[str, Field(max_length=8)]
+    number: int
+
+
+def test_chat_parsed_by_a_model_class_follows_its_schema(client: OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model=MODEL_NAME, messages=MESSAGES, response_format=Stop, temperature=0.8, seed=3
+    )
+    message = answer.choices[0].message
+    assert isinstance(message.parsed, Stop)
+    assert json.loads(message.content or "") == message.parsed.model_dump()
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_chat_with_a_choice_streamed_is_one_of_them(client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL_NAME,
+        messages=MESSAGES,
+        temperature=1,
+        n=2,
+        seed=5,
+        stream=True,
+        extra_body={"structured_outputs": {"choice": ["the stage", "the client"]}},
+    )
+    texts = {0: "", 1: ""}
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert set(texts.values()) <= {"the stage", "the client"}
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_completion_echo_with_logprobs_is_transformers_log_likelihood(
+    max_tokens: int, client: OpenAI, tiny_chat: TinyChat
+) -> None:
+    prompt = list(range(5, 60))
+    answer = client.completions.create(
+        model=MODEL_NAME, prompt=prompt, echo=True, logprobs=1, max_tokens=max_tokens
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    rows = tiny_chat.model.logprobs(tuple(prompt))
+    expected = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=False)]
+    assert logprobs.token_logprobs[1 : len(prompt)] == pytest.approx(expected, abs=1e-3)
 
 
 def test_errors_are_the_clients_own_classes(client: OpenAI) -> None:

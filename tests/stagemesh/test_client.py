@@ -27,12 +27,17 @@ class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsService
 
     def __init__(self) -> None:
         self.abandoned = asyncio.Event()
+        self.num_open = 0
+        self.most_open = 0
 
     async def Infer(  # noqa: N802
         self, request: inference_pb2.InferRequest, context: Context
     ) -> AsyncIterator[inference_pb2.InferResponse]:
         text = request.prompts[0].text
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
         if text == "full":
+            self.num_open -= 1
             raise QueueFullError(num_waiting=3, limit=3)
         try:
             for letter in text:
@@ -40,6 +45,7 @@ class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsService
             if text == "hang":
                 await asyncio.Event().wait()
         finally:
+            self.num_open -= 1
             self.abandoned.set()
 
     async def Tokenize(  # noqa: N802
@@ -177,6 +183,40 @@ async def test_sync_infer_left_early_cancels_the_call(target: str, door: Door) -
     assert await asyncio.to_thread(ask) == "h"
     async with asyncio.timeout(5):
         await door.abandoned.wait()
+
+
+TEXTS = [f"text {number}" for number in range(20)]
+
+
+async def test_async_generate_many_gives_whole_answers_in_order_and_bounded(
+    target: str, door: Door
+) -> None:
+    async with AsyncClient(target) as client:
+        answers = client.generate_many(map(request, TEXTS), max_concurrency=4)
+        assert [answer.text async for [answer] in answers] == TEXTS
+    assert door.most_open <= 4
+
+
+async def test_sync_generate_many_gives_whole_answers_in_order_and_bounded(
+    target: str, door: Door
+) -> None:
+    def ask() -> list[str]:
+        with Client(target) as client:
+            answers = client.generate_many(map(request, TEXTS), max_concurrency=4)
+            return [answer.text for [answer] in answers]
+
+    assert await asyncio.to_thread(ask) == TEXTS
+    assert door.most_open <= 4
+
+
+async def test_async_generate_many_that_fails_cancels_the_others(target: str, door: Door) -> None:
+    async with AsyncClient(target) as client:
+        with pytest.raises(StagemeshRpcError, match="limit 3"):
+            async for _ in client.generate_many(map(request, ("full", "hang", "hang"))):
+                pass
+        async with asyncio.timeout(5):
+            while door.num_open:
+                await client.state()
 
 
 async def test_client_without_a_mesh_says_how_to_start_one() -> None:
