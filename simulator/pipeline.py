@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.step import SendTiming, StageTiming
+from runtime.step import SendTiming, StageTiming, Step
 from scheduler import StepWork
 from simulator.stage_times import ModelTimes
 
@@ -179,3 +179,18 @@ def _send_timing(
     step, ready_at, sent_at, num_bytes = last_send
     hidden = max(0.0, min(sent_at, ended_at) - max(ready_at, started_at))
     return SendTiming(step, sent_at - ready_at, hidden, 1, num_bytes)
+
+
+def work_of(step: Step) -> StepWork:
+    """What a step asks of a stage, counted from its chunks as a stage would."""
+    num_decodes = attention = context = num_sampled = num_tokens = 0
+    for chunk in step.chunks:
+        length = len(chunk.token_ids)
+        num_tokens += length
+        num_sampled += chunk.sample
+        if length == 1:
+            num_decodes += 1
+            context += chunk.position
+        else:
+            attention += length * (2 * chunk.position + length)
+    return StepWork(num_tokens, num_decodes, attention, context, len(step.chunks), num_sampled)

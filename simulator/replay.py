@@ -19,11 +19,10 @@ from scheduler import (
     SchedulerLimits,
     SequenceRequest,
     StageRecord,
-    StepWork,
     TokenEvent,
 )
 from simulator.outcomes import Outcome, StepSpan, Targets
-from simulator.pipeline import Journey, Pipeline, PipelineSpec
+from simulator.pipeline import Journey, Pipeline, PipelineSpec, work_of
 from simulator.traces import Trace
 
 GO_ON, STOP = 0, 1
@@ -238,18 +237,3 @@ class Replay:
                 break
             num_late += live.num_generated == 0
         return self._num_misses + num_late > most
-
-
-def work_of(step: Step) -> StepWork:
-    """What a step asks of a stage, counted from its chunks as a stage would."""
-    num_decodes = attention = context = num_sampled = num_tokens = 0
-    for chunk in step.chunks:
-        length = len(chunk.token_ids)
-        num_tokens += length
-        num_sampled += chunk.sample
-        if length == 1:
-            num_decodes += 1
-            context += chunk.position
-        else:
-            attention += length * (2 * chunk.position + length)
-    return StepWork(num_tokens, num_decodes, attention, context, len(step.chunks), num_sampled)
