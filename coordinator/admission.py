@@ -38,8 +38,10 @@ from runtime.errors import (
     PromptTooLongError,
     QueueFullError,
     RequestCancelledError,
+    StagemeshError,
 )
 from runtime.logs import get_logger
+from runtime.metrics import CoordinatorMetrics
 from scheduler import SequenceRequest
 
 _log = get_logger()
@@ -59,6 +61,8 @@ class _Tokenized:
 class _Admitted:
     """What it takes to end a request from outside its call."""
 
+    # The tenant's name and the id that the client gave.
+    key: tuple[str, str]
     output: OutputStream
     generations: tuple[Generation, ...]
 
@@ -72,6 +76,7 @@ class Admission:
         dispatcher: Dispatcher,
         max_model_len: int | None,
         max_waiting: int,
+        metrics: CoordinatorMetrics,
     ) -> None:
         """`model` may still be loading: requests wait for it, at most `max_waiting` of them."""
         self._loading = model
@@ -79,8 +84,9 @@ class Admission:
         self._max_model_len = max_model_len
         self.max_prompts = max_waiting
         self._num_early = 0
+        self._metrics = metrics
         self._quotas = Quotas(dispatcher.clock)
-        # Requests between their admission and their end, by tenant and the id that the client gave.
+        # Requests between their admission and their end.
         self._admitted: dict[tuple[str, str], list[_Admitted]] = {}
         self._sequence_ids = itertools.count(1)
 
@@ -99,28 +105,51 @@ class Admission:
         `QueueFullError`, what `Quotas.admit` does, and why nothing is served if that is so.
         """
         arrival = self._dispatcher.clock()
-        with self._quotas.admit(tenant) as account:
-            model = await self.model()
-            check_request(request, model.name, model.config.vocab_size, self.max_prompts)
-            has_eos = bool(model.config.eos_token_ids)
-            grammar = await compile_grammar(request.structured_output, has_eos=has_eos)
-            tokenized = await self._tokenize(request, model, grammar)
-            output, generations = self._generations(tokenized, model, arrival, account, tenant.name)
-            log = _log.bind(request_id=request.request_id, tenant=tenant.name)
-            admitted = _Admitted(output, tuple(generations))
-            key = (tenant.name, request.request_id)
-            self._admitted.setdefault(key, []).append(admitted)
-            try:
-                self._dispatcher.submit(generations)
-                num_tokens = [len(prompt) for prompt in tokenized.prompts]
-                account.charge(sum(num_tokens))
-                log.info("request_admitted", num_prompt_tokens=num_tokens)
-                yield output
-            finally:
-                self._forget(key, admitted)
-                error = DeadlineExceededError if is_late() else RequestCancelledError
-                num_unfinished = self._dispatcher.cancel(generations, error.code)
-                log.info("request_ended", num_unfinished=num_unfinished)
+        admitted: _Admitted | None = None
+        try:
+            with self._quotas.admit(tenant) as account:
+                admitted = await self._admit(request, tenant, account, arrival)
+                try:
+                    yield admitted.output
+                finally:
+                    self._end(admitted, is_late())
+        except StagemeshError as error:
+            if admitted is None:
+                self._metrics.requests_rejected.labels(request.door, error.code).inc()
+            raise
+
+    async def _admit(
+        self, request: GenerationRequest, tenant: Tenant, account: Account, arrival: float
+    ) -> _Admitted:
+        """Puts the request in line."""
+        model = await self.model()
+        check_request(request, model.name, model.config.vocab_size, self.max_prompts)
+        has_eos = bool(model.config.eos_token_ids)
+        grammar = await compile_grammar(request.structured_output, has_eos=has_eos)
+        tokenized = await self._tokenize(request, model, grammar)
+        output, generations = self._generations(tokenized, model, arrival, account, tenant.name)
+        self._dispatcher.submit(generations)
+        num_tokens = [len(prompt) for prompt in tokenized.prompts]
+        account.charge(sum(num_tokens))
+        key = (tenant.name, request.request_id)
+        admitted = _Admitted(key, output, tuple(generations))
+        self._admitted.setdefault(key, []).append(admitted)
+        log = _log.bind(request_id=request.request_id, tenant=tenant.name)
+        log.info("request_admitted", num_prompt_tokens=num_tokens)
+        return admitted
+
+    def _end(self, admitted: _Admitted, is_late: bool) -> None:
+        """Cancels what is unfinished."""
+        others = [other for other in self._admitted[admitted.key] if other is not admitted]
+        if others:
+            self._admitted[admitted.key] = others
+        else:
+            del self._admitted[admitted.key]
+        error = DeadlineExceededError if is_late else RequestCancelledError
+        num_unfinished = self._dispatcher.cancel(admitted.generations, error.code)
+        tenant, request_id = admitted.key
+        log = _log.bind(request_id=request_id, tenant=tenant)
+        log.info("request_ended", num_unfinished=num_unfinished)
 
     def cancel(self, request_id: str, tenant: Tenant = ANONYMOUS) -> int:
         """Ends a tenant's requests of that id, with `RequestCancelledError`; how many there were.
@@ -138,13 +167,6 @@ class Admission:
         limits = self._dispatcher.limits
         most = self._max_model_len or model.config.max_position_embeddings
         return limits.max_model_len if limits is not None else most
-
-    def _forget(self, key: tuple[str, str], admitted: "_Admitted") -> None:
-        others = [other for other in self._admitted[key] if other is not admitted]
-        if others:
-            self._admitted[key] = others
-        else:
-            del self._admitted[key]
 
     async def model(self) -> ServedModel:
         """The served model, once it is loaded; raises `QueueFullError` if too many wait for it."""
@@ -207,7 +229,7 @@ class Admission:
             )
             stops = StopStrings(request.stop, request.include_stop)
             text = AnswerText(Detokenizer(model.tokenizer), stops, request.min_tokens)
-            generations.append(Generation(sequence, number, text, output, account))
+            generations.append(Generation(sequence, number, text, output, account, request.door))
         return output, generations
 
     def _seed(self, request: GenerationRequest) -> int:

@@ -44,7 +44,11 @@ class Coordinator:
         engines = [self._make_engine(replica) for replica in range(options.dp)]
         self.dispatcher = Dispatcher(engines, options.max_waiting, self.metrics)
         self.admission = Admission(
-            self.model, self.dispatcher, options.max_model_len, options.max_waiting
+            self.model,
+            self.dispatcher,
+            options.max_model_len,
+            options.max_waiting,
+            self.metrics,
         )
         limits = Tenant("", options.key_max_in_flight, options.key_tokens_per_minute)
         self.keys = ApiKeys(options.api_keys, limits)

@@ -63,9 +63,14 @@ class EpochStreams:
         return self._num_sent
 
     @property
+    def num_credits(self) -> int:
+        """Steps that every rank of stage 0 would take now."""
+        return min(self._credits)
+
+    @property
     def can_send(self) -> bool:
         """Every rank of stage 0 has a credit left."""
-        return all(self._credits)
+        return self.num_credits > 0
 
     async def send(self, step: Step) -> None:
         """Writes `step` to every rank of stage 0; only with `can_send`."""

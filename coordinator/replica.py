@@ -260,7 +260,9 @@ class Replica:
             self._commons.has_served = True
             for member in self.members:
                 member.has_served = True
-            self._log_start(limits)
+            self._show_start(limits)
+            credits = self.telemetry.metrics.free_credits.labels(str(self.number))
+            credits.set_function(lambda: streams.num_credits)
             await engine.serve(streams, limits)
 
     def _enter(self, phase: Phase) -> None:
@@ -271,14 +273,17 @@ class Replica:
         self._log.info("replica_phase", phase=phase.name.lower())
         self._commons.changed.set()
 
-    def _log_start(self, limits: SchedulerLimits) -> None:
+    def _show_start(self, limits: SchedulerLimits) -> None:
+        layers = [part.num_layers for part in self.assignments if part.rank == 0]
+        self.telemetry.show_stages(layers)
+        self.telemetry.show_cache(limits)
         num_kv_tokens = limits.num_blocks * limits.block_size
         self._log.info(
             "replica_serving",
             build=BUILD,
             epoch=self.epoch.counter,
             model=self._commons.model.name,
-            layers=[part.num_layers for part in self.assignments if part.rank == 0],
+            layers=layers,
             tp=[part.tp_size for part in self.assignments if part.rank == 0],
             workers=[member.name for member in self.members],
             max_model_len=limits.max_model_len,

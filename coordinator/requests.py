@@ -109,6 +109,7 @@ class GenerationRequest:
     """One call at a door; `max_tokens` None means as many as the context holds.
 
     `num_choices` answers are generated for each prompt; each has to be a `structured_output`.
+    `door` is `grpc` or `http`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -124,6 +125,7 @@ class GenerationRequest:
     min_tokens: int = 0
     structured_output: StructuredOutput | None = None
     scheduling: SchedulingOptions = SchedulingOptions()
+    door: str = "grpc"
 
 
 @dataclass(frozen=True, slots=True)

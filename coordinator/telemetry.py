@@ -5,6 +5,7 @@ It measures nothing itself; the times of a stage come from its rank 0 with each 
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,9 +14,11 @@ from coordinator.requests import Finish
 from runtime.errors import StagemeshError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import SendTiming, StageTiming, Step
-from scheduler import StageRecord
+from scheduler import SchedulerLimits, StageRecord
 
 _NUM_RECOVERIES: Final = 20
+# A prompt of one token, or what is left of one, passes for a decode.
+_PHASES: Final = ("prefill", "decode")
 
 
 @dataclass(slots=True)
@@ -90,6 +93,7 @@ class ReplicaTelemetry:
     stopped_serving: float | None = None
     # Newest first.
     recoveries: deque[Recovery] = field(default_factory=lambda: deque(maxlen=_NUM_RECOVERIES))
+    _num_shown: int = 0
 
     def __post_init__(self) -> None:
         self.start_loading()
@@ -110,8 +114,28 @@ class ReplicaTelemetry:
         self.metrics.epochs.labels(str(self.replica)).inc()
         self.totals = [StageTotals() for _ in self.tp_sizes]
 
+    def show_stages(self, layers: Sequence[int]) -> None:
+        """The stages that serve now, by their numbers of layers; there may have been more."""
+        self._num_shown = max(self._num_shown, len(layers))
+        for stage in range(self._num_shown):
+            labels = (str(self.replica), str(stage))
+            num_layers = layers[stage] if stage < len(layers) else 0
+            self.metrics.stage_up.labels(*labels).set(num_layers > 0)
+            self.metrics.stage_layers.labels(*labels).set(num_layers)
+
+    def show_cache(self, limits: SchedulerLimits) -> None:
+        """The KV cache that the replica has now."""
+        info = {
+            "block_size": str(limits.block_size),
+            "num_blocks": str(limits.num_blocks),
+            "prefix_cache": str(limits.prefix_caching).lower(),
+        }
+        self.metrics.cache_config.labels(str(self.replica)).info(info)
+
     def stop_serving(self, now: float, epoch: int, cause: StagemeshError) -> None:
         """An epoch that served is over."""
+        for stage in range(self._num_shown):
+            self.metrics.stage_up.labels(str(self.replica), str(stage)).set(0)
         self.stopped_serving = now
         recovery = Recovery(
             epoch=epoch, cause=cause.code, detail=str(cause), ended_unix_seconds=time.time()
@@ -122,8 +146,10 @@ class ReplicaTelemetry:
         """Requests are served, for the first time or again."""
         if self.stopped_serving is not None:
             seconds = now - self.stopped_serving
-            self.recoveries[0].seconds = seconds
-            self.metrics.recovery_seconds.labels(str(self.replica)).observe(seconds)
+            recovery = self.recoveries[0]
+            recovery.seconds = seconds
+            labels = (str(self.replica), recovery.cause)
+            self.metrics.recovery_seconds.labels(*labels).observe(seconds)
 
     def record(self, record: StageRecord) -> None:
         """Takes in one step of one stage, with the send that it tells of.
@@ -147,15 +173,17 @@ class ReplicaTelemetry:
             metrics.stage_send_seconds.labels(*labels).inc(send.seconds)
             metrics.stage_send_hidden_seconds.labels(*labels).inc(send.hidden_seconds)
             metrics.stage_sent_frames.labels(*labels).inc(send.num_frames)
-            metrics.stage_sent_bytes.labels(*labels).inc(send.num_bytes)
+            link = (str(self.replica), f"{stage}-{stage + 1}")
+            metrics.hop_seconds.labels(*link).observe(send.seconds)
+            metrics.hop_bytes.labels(*link).inc(send.num_bytes)
 
 
 class StepObserver:
     """What the microbatches carry, and what they cost others."""
 
     def __init__(self, metrics: CoordinatorMetrics, replica: int) -> None:
-        self._tokens = metrics.step_tokens.labels(str(replica))
-        self._sequences = metrics.step_sequences.labels(str(replica))
+        self._tokens = [metrics.step_tokens.labels(str(replica), phase) for phase in _PHASES]
+        self._sequences = [metrics.step_sequences.labels(str(replica), phase) for phase in _PHASES]
         self._preemptions = metrics.preemptions.labels(str(replica))
         self._num_preemptions = 0
         self._queried_tokens = metrics.prefix_queried_tokens.labels(str(replica))
@@ -166,9 +194,14 @@ class StepObserver:
         """One step leaves; there were `num_preemptions` so far."""
         self._preemptions.inc(num_preemptions - self._num_preemptions)
         self._num_preemptions = num_preemptions
-        if step.chunks:
-            self._tokens.observe(step.num_tokens)
-            self._sequences.observe(len(step.chunks))
+        lengths = [len(chunk.token_ids) for chunk in step.chunks]
+        num_decodes = lengths.count(1)
+        num_tokens = (sum(lengths) - num_decodes, num_decodes)
+        num_sequences = (len(lengths) - num_decodes, num_decodes)
+        for phase, _ in enumerate(_PHASES):
+            if num_sequences[phase]:
+                self._tokens[phase].observe(num_tokens[phase])
+                self._sequences[phase].observe(num_sequences[phase])
 
     def observe_prefix_cache(self, num_queried_tokens: int, num_hit_tokens: int) -> None:
         """So many tokens were looked up and found so far."""
@@ -177,9 +210,9 @@ class StepObserver:
         self._num_queried_tokens, self._num_hit_tokens = num_queried_tokens, num_hit_tokens
 
 
-def observe_finish(metrics: CoordinatorMetrics, finish: Finish) -> None:
+def observe_finish(metrics: CoordinatorMetrics, door: str, finish: Finish) -> None:
     """One prompt came to its own end."""
-    metrics.requests.labels(finish.reason.value).inc()
+    metrics.requests.labels(door, finish.reason.value).inc()
     timings, num_tokens = finish.timings, finish.usage.completion_tokens
     metrics.prompt_length.observe(finish.usage.prompt_tokens)
     metrics.generation_length.observe(num_tokens)

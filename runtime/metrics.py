@@ -31,6 +31,9 @@ _REQUEST_BUCKETS: Final = (
     *(0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0),
 )
 _LENGTH_BUCKETS: Final = tuple(float(2**power) for power in range(18))
+_HOP_BUCKETS: Final = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0),
+)
 _LAG_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _STAGE: Final = ("replica", "stage")
 
@@ -99,8 +102,8 @@ class WorkerMetrics(ProcessMetrics):
 class CoordinatorMetrics(ProcessMetrics):
     """What the coordinator knows: requests, tokens, replicas and the stages' own reports.
 
-    `reason` is `stop`, `length` or an error's code, as `cause` is; `state` of a KV block is `used`
-    or `free`, of a worker `used` or `spare`.
+    `door` is `grpc` or `http`, `reason` is `stop`, `length` or an error's code, as `cause` is;
+    `state` of a KV block is `used` or `free`, of a worker `used` or `spare`.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -119,7 +122,25 @@ class CoordinatorMetrics(ProcessMetrics):
             "requests_waiting", "Sequences in the queue.", (), NAMESPACE, registry=registry
         )
         self.requests = Counter(
-            "requests_total", "Prompts that ended.", ("reason",), NAMESPACE, registry=registry
+            "requests_total",
+            "Prompts that ended.",
+            ("door", "reason"),
+            NAMESPACE,
+            registry=registry,
+        )
+        self.requests_rejected = Counter(
+            "requests_rejected_total",
+            "Requests that were not admitted.",
+            ("door", "reason"),
+            NAMESPACE,
+            registry=registry,
+        )
+        self.http_requests = Counter(
+            "http_requests_total",
+            "Exchanges of the HTTP door, by the route and the answer's status.",
+            ("route", "status"),
+            NAMESPACE,
+            registry=registry,
         )
         self.prompt_tokens = Counter(
             "prompt_tokens_total", "Prompt tokens admitted.", (), NAMESPACE, registry=registry
@@ -174,18 +195,19 @@ class CoordinatorMetrics(ProcessMetrics):
         self.steps = Counter(
             "steps_total", "Steps whose tokens came back.", replica, NAMESPACE, registry=registry
         )
+        # The same microbatches pass all stages.
         self.step_tokens = Histogram(
             "step_tokens",
-            "Tokens of one microbatch.",
-            replica,
+            "Tokens of one microbatch: prefill, those of prompts' chunks; decode, one a sequence.",
+            ("replica", "phase"),
             NAMESPACE,
             registry=registry,
             buckets=_LENGTH_BUCKETS,
         )
         self.step_sequences = Histogram(
             "step_sequences",
-            "Sequences of one microbatch.",
-            replica,
+            "Sequences of one microbatch, by phase.",
+            ("replica", "phase"),
             NAMESPACE,
             registry=registry,
             buckets=_LENGTH_BUCKETS[:12],
@@ -226,8 +248,8 @@ class CoordinatorMetrics(ProcessMetrics):
         )
         self.recovery_seconds = Histogram(
             "recovery_seconds",
-            "From the end of serving until requests are served again.",
-            replica,
+            "From the end of serving until requests are served again, by what ended it.",
+            ("replica", "cause"),
             NAMESPACE,
             registry=registry,
             buckets=_REQUEST_BUCKETS,
@@ -267,6 +289,17 @@ class CoordinatorMetrics(ProcessMetrics):
             registry=registry,
         )
 
+        self.cache_config = Info(
+            "cache_config", "The KV cache of a replica.", replica, NAMESPACE, registry=registry
+        )
+        self.free_credits = Gauge(
+            "free_credits",
+            "Steps that stage 0 would take now; with none free, the coordinator waits.",
+            replica,
+            NAMESPACE,
+            registry=registry,
+        )
+
     def _declare_stages(self, registry: CollectorRegistry) -> None:
         def counter(name: str, documentation: str) -> Counter:
             return Counter(
@@ -281,8 +314,28 @@ class CoordinatorMetrics(ProcessMetrics):
         self.stage_send_hidden_seconds = counter(
             "send_hidden_seconds", "Part of the sending during which the device computed."
         )
+        self.stage_up = Gauge(
+            "stage_up", "1 while the stage serves.", _STAGE, NAMESPACE, registry=registry
+        )
+        self.stage_layers = Gauge(
+            "stage_layers", "Layers of the stage.", _STAGE, NAMESPACE, registry=registry
+        )
+        self.hop_seconds = Histogram(
+            "hop_seconds",
+            "A step's output ready to its last frame written; `link` is as 0-1.",
+            ("replica", "link"),
+            NAMESPACE,
+            registry=registry,
+            buckets=_HOP_BUCKETS,
+        )
+        self.hop_bytes = Counter(
+            "hop_bytes_total",
+            "Bytes that rank 0 sent over the link.",
+            ("replica", "link"),
+            NAMESPACE,
+            registry=registry,
+        )
         self.stage_sent_frames = counter("sent_frames", "Frames that rank 0 sent onwards.")
-        self.stage_sent_bytes = counter("sent_bytes", "Bytes that rank 0 sent onwards.")
 
     # Longer than other functions: a list of declarations, one after the other.
     def _declare_scheduler(self, registry: CollectorRegistry) -> None:

@@ -38,7 +38,14 @@ def make_app(coordinator: Coordinator) -> ASGIApp:
         *live_routes(),
     ]
     router = Router(routes, redirect_slashes=False, default=_unknown_route)
-    edge = Edge(HttpGuard(router, coordinator.keys, coordinator.options.protect_state))
+    paths, answers = {route.path for route in routes}, coordinator.metrics.http_requests
+
+    def note_answer(path: str, status: int) -> None:
+        # Labels are bounded: whatever else clients ask for is one route.
+        answers.labels(path if path in paths else "other", str(status)).inc()
+
+    guarded = HttpGuard(router, coordinator.keys, coordinator.options.protect_state)
+    edge = Edge(guarded, note_answer)
     origins = coordinator.options.cors_origins
     if not origins:
         return edge

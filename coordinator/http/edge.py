@@ -7,6 +7,7 @@ connection, so that a client never takes a torn answer for a whole one.
 import re
 import time
 import uuid
+from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final
 
@@ -33,8 +34,10 @@ _log = get_logger()
 class Edge:
     """ASGI middleware around the routes; it puts `request_id` into the request's state."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, note_answer: Callable[[str, int], None]) -> None:
+        """`note_answer` is told the path and the status of every answer."""
         self._app = app
+        self._note_answer = note_answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One exchange."""
@@ -62,6 +65,9 @@ class Edge:
             if exchange.has_started:
                 raise
             await error_response(error)(scope, receive, exchange.send)
+        finally:
+            if exchange.has_started:
+                self._note_answer(scope["path"], exchange.status)
 
 
 class _Exchange:
@@ -70,11 +76,12 @@ class _Exchange:
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self.headers = headers
         self.has_started = False
+        self.status = 0
         self._send = send
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.has_started = True
+            self.has_started, self.status = True, message["status"]
             headers = MutableHeaders(scope=message)
             headers["date"] = formatdate(time.time(), usegmt=True)
             headers.update(self.headers)

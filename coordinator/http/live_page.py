@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from runtime.errors import UnknownRouteError
 
@@ -26,7 +26,7 @@ _HEADERS: Final = {
 }
 
 
-def live_routes() -> list[BaseRoute]:
+def live_routes() -> list[Route]:
     """The page and its files."""
     return [Route("/", _page), Route("/live/{name}", _file)]
 

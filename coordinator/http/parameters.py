@@ -91,6 +91,7 @@ def take_request(
         min_tokens=_take_integer(fields, "min_tokens", default=0),
         structured_output=structured_output,
         scheduling=_take_scheduling(fields),
+        door="http",
     )
     fields.refuse_unsupported(NEUTRAL)
     fields.end()

@@ -9,163 +9,26 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from deploy.grafana.panels import (
-    RATE,
-    Dashboard,
-    Panel,
-    per_second,
-    quantiles,
-    to_json,
-    within,
-)
+from deploy.grafana.nodes import NODES
+from deploy.grafana.overview import OVERVIEW
+from deploy.grafana.panels import to_json
 from deploy.grafana.pipeline import PIPELINE
+from deploy.grafana.recovery import RECOVERY
 from runtime.metrics import CoordinatorMetrics, WorkerMetrics
 
 FOLDER = Path(__file__).parent / "dashboards"
+DASHBOARDS = (OVERVIEW, PIPELINE, NODES, RECOVERY)
 
 
-OVERVIEW = Dashboard(
-    "stagemesh-overview",
-    "stagemesh: overview",
-    (
-        (
-            "Traffic",
-            (
-                per_second("Prompts that ended", "requests", "reqps", "reason", "{{reason}}"),
-                Panel(
-                    "Tokens per second",
-                    "short",
-                    (
-                        (f"sum(rate(stagemesh_generated_tokens_total{RATE}))", "generated"),
-                        (f"sum(rate(stagemesh_prompt_tokens_total{RATE}))", "prompt"),
-                    ),
-                ),
-                Panel(
-                    "Requests",
-                    "short",
-                    (
-                        ("stagemesh_requests_running", "running"),
-                        ("stagemesh_requests_waiting", "waiting"),
-                    ),
-                ),
-            ),
-        ),
-        (
-            "Latency",
-            (
-                quantiles("Time to first token", "time_to_first_token_seconds"),
-                quantiles("Inter-token latency", "inter_token_latency_seconds"),
-                quantiles("Whole request", "request_seconds"),
-                within("First token on time", "time_to_first_token_seconds", ("0.2", "0.5", "1.0")),
-                within("Next token on time", "inter_token_latency_seconds", ("0.05", "0.1")),
-                quantiles("Queue", "queue_seconds"),
-            ),
-        ),
-        (
-            "Memory",
-            (
-                Panel(
-                    "KV cache used",
-                    "percentunit",
-                    (("stagemesh_kv_cache_utilization_ratio", "replica {{replica}}"),),
-                ),
-                Panel(
-                    "KV blocks",
-                    "short",
-                    (("stagemesh_kv_blocks", "replica {{replica}} {{state}}"),),
-                ),
-            ),
-        ),
-    ),
-)
-
-NODES = Dashboard(
-    "stagemesh-nodes",
-    "stagemesh: nodes and recovery",
-    (
-        (
-            "Processes",
-            (
-                Panel(
-                    "CPU",
-                    "short",
-                    ((f"rate(stagemesh_process_cpu_seconds_total{RATE})", "{{instance}}"),),
-                ),
-                Panel(
-                    "Resident memory",
-                    "bytes",
-                    (("stagemesh_process_resident_memory_bytes", "{{instance}}"),),
-                ),
-                Panel(
-                    "Event loop lag, p99",
-                    "s",
-                    (
-                        (
-                            "histogram_quantile(0.99, sum by (le, instance) "
-                            f"(rate(stagemesh_event_loop_lag_seconds_bucket{RATE})))",
-                            "{{instance}}",
-                        ),
-                    ),
-                ),
-            ),
-        ),
-        (
-            "Workers",
-            (
-                Panel("Weights", "bytes", (("stagemesh_worker_weights_bytes", "{{worker}}"),)),
-                Panel("Layers", "short", (("stagemesh_worker_layers", "{{worker}}"),)),
-                Panel("Open slots", "short", (("stagemesh_worker_slots_used", "{{worker}}"),)),
-            ),
-        ),
-        (
-            "Recovery",
-            (
-                Panel("Serving", "short", (("stagemesh_replica_serving", "replica {{replica}}"),)),
-                Panel(
-                    "Mean recovery",
-                    "s",
-                    (
-                        (
-                            "stagemesh_recovery_seconds_sum / stagemesh_recovery_seconds_count",
-                            "replica {{replica}}",
-                        ),
-                    ),
-                ),
-                Panel("Preemptions", "short", (("stagemesh_preemptions_total", "all"),)),
-                Panel(
-                    "Tokens found in the prefix cache",
-                    "percentunit",
-                    (
-                        (
-                            "sum(rate(stagemesh_prefix_cache_hit_tokens_total[$__rate_interval]))"
-                            " / sum(rate(stagemesh_prefix_cache_queried_tokens_total"
-                            "[$__rate_interval]))",
-                            "hits",
-                        ),
-                    ),
-                ),
-                Panel("Workers in the mesh", "short", (("stagemesh_workers", "{{state}}"),)),
-                Panel(
-                    "Epochs that ended, by cause",
-                    "short",
-                    (("stagemesh_epoch_ends_total", "{{cause}}"),),
-                ),
-            ),
-        ),
-    ),
-)
-
-DASHBOARDS = (OVERVIEW, PIPELINE, NODES)
-
-
-def expressions() -> list[str]:
-    """Every panel's queries."""
+def expressions(*, with_gpus: bool = True) -> list[str]:
+    """Every panel's queries; without GPUs, those that can give something."""
     return [
         expression
         for dashboard in DASHBOARDS
         for _, panels in dashboard.rows
         for panel in panels
         for expression, _ in panel.queries
+        if with_gpus or not panel.only_on_gpus
     ]
 
 

@@ -11,11 +11,15 @@ _WIDTH, _HEIGHT, _NUM_COLUMNS = 8, 8, 24
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One graph over time; `queries` are (expression, legend), `unit` is Grafana's name."""
+    """One graph over time; `queries` are (expression, legend), `unit` is Grafana's name.
+
+    On a mesh of CPUs a panel that is `only_on_gpus` stays empty.
+    """
 
     title: str
     unit: str
     queries: tuple[tuple[str, str], ...]
+    only_on_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,17 @@ class Dashboard:
     uid: str
     title: str
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+
+
+def gauge(title: str, name: str, metric: str, legend: str) -> Panel:
+    """A metric as it is; `name` is the unit's."""
+    return Panel(title, name, ((f"stagemesh_{metric}", legend),))
+
+
+def mean_rate(histogram: str, by: str) -> str:
+    """The mean of what a histogram observed lately, for each value of a label."""
+    name = f"stagemesh_{histogram}"
+    return f"sum by ({by}) (rate({name}_sum{RATE})) / sum by ({by}) (rate({name}_count{RATE}))"
 
 
 def quantiles(title: str, histogram: str) -> Panel:

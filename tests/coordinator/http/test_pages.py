@@ -159,6 +159,32 @@ async def test_live_page_and_its_files_come_from_the_door_and_may_load_nothing_e
             assert (await client.get(path)).status_code == 404, path
 
 
+async def test_metrics_tell_by_door_what_ended_and_what_was_refused(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
+        await mesh.until_ready()
+        await collect(mesh.infer(token_request((5, 6, 7), max_tokens=4)))
+        body = {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        refused = await client.post("/v1/completions", json={**body, "prompt": [10**6]})
+        assert refused.status_code == 400
+        assert (await client.get("/no/such/page")).status_code == 404
+        families = text_string_to_metric_families((await client.get("/metrics")).text)
+        samples = {
+            (sample.name, *sorted(sample.labels.values())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+    assert samples["stagemesh_requests_total", "grpc", "length"] == 1
+    assert samples["stagemesh_requests_total", "http", "length"] == 1
+    code = refused.json()["error"]["code"]
+    assert samples["stagemesh_requests_rejected_total", "http", code] == 1
+    assert samples["stagemesh_http_requests_total", "/v1/completions", "200"] == 1
+    assert samples["stagemesh_http_requests_total", "/v1/completions", "400"] == 1
+    assert samples["stagemesh_http_requests_total", "404", "other"] == 1
+    assert samples["stagemesh_stage_up", "0", "1"] == 1
+    assert samples["stagemesh_free_credits", "0"] > 0
+
+
 async def test_cors_is_off_unless_an_origin_is_allowed(toy_folder: Path) -> None:
     asking = {"origin": "https://a.org", "access-control-request-method": "POST"}
     async with toy_mesh(toy_folder, num_workers=0) as mesh, mesh.http() as client:
