@@ -4,7 +4,7 @@ Every rank writes its own part only, so nothing is locked. A part has two places
 writes its n-th piece has seen all others' piece n - 1, hence they are done with its piece n - 2.
 
 The block is a file that all ranks map, made by whoever comes first. It is unlinked once all have
-come, so that a rank which is killed leaves nothing behind.
+come or one has ended, so that ranks which are killed leave nothing behind.
 """
 
 import hashlib
@@ -111,7 +111,7 @@ class SharedBlock:
     def exchange(self, piece: Tensor, what: str) -> Sequence[Tensor]:
         """Shows at most `PIECE_BYTES` to all ranks and returns views of their buffers, by rank.
 
-        `piece` is flat; the views have its dtype and are valid until the next but one exchange.
+        `piece` is flat; the views have its dtype and are valid until the next exchange.
         """
         self._num_written += 1
         views = [buffer.view(piece.dtype) for buffer in self._buffers[self._num_written % 2]]
@@ -127,16 +127,16 @@ class SharedBlock:
             raise self._read_record(rank, 2).end(rank)
 
     def end(self, error: StagemeshError) -> None:
-        """Says why this rank ends, the first time; from any thread."""
+        """Says why this rank ends, the first time; from any thread. Nobody needs the file then."""
         with self._ending:
             if not self._ended[self.rank]:
                 self._write_record(Record.of_error(error), 2)
                 self._publish(self._ended, 1)
+                self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Ends this rank; the memory goes with the last reference, for a thread may still look."""
         self.end(EpochEndedError(cause="closed", detail="it has left the group"))
-        self.path.unlink(missing_ok=True)
 
     def timeout(self, missing: str, what: str) -> CollectiveTimeoutError:
         """The error of a wait for `missing` that has lasted too long."""

@@ -170,13 +170,14 @@ def test_group_once_all_have_met_has_no_file_any_more() -> None:
         group.close()
 
 
-def test_group_closed_before_all_have_met_leaves_no_file() -> None:
+def test_group_ended_before_all_have_met_leaves_no_file() -> None:
     name = f"../../test-unmet-{os.getpid()}"
     path = block_path(name)
     assert path.parent == block_path("other").parent
     group = open_group(GroupSpec(name, 0, 2))
-    group.close()
+    group.abort(EpochEndedError(cause="sender_gone", detail="a stream broke"))
     assert not path.exists()
+    group.close()
 
 
 def test_group_without_room_for_its_memory_is_refused_with_the_place(
