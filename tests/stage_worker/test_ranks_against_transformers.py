@@ -69,7 +69,7 @@ def test_ranks_long_prompt_in_pieces_through_the_buffer_matches_transformers(
 ) -> None:
     model = make_model("nine_of_three")
     monkeypatch.setattr("stage_worker.collectives.shared_memory.PIECE_BYTES", 4096)
-    monkeypatch.setattr("stage_worker.stage._MAX_LOGITS", 320)
+    monkeypatch.setattr("stage_worker.output_head._MAX_LOGITS", 320)
     requests = [
         Request(make_prompt(900, seed), num_tokens=3, sampling=EVERYTHING) for seed in range(3)
     ]
