@@ -3,7 +3,7 @@ PYTHON ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-clients test-compose test-fuzz test-ops check coverage proto setup clean
+.PHONY: help demo test test-clients test-compose test-fuzz test-ops test-faults soak check coverage proto setup clean
 
 help:
 	@echo "make demo      start a 2-stage mesh on the bundled model and stream one answer"
@@ -12,6 +12,8 @@ help:
 	@echo "make test-clients  the tests with outside clients only"
 	@echo "make test-fuzz  10,000 random requests at each door"
 	@echo "make test-ops  a real Prometheus and a real browser against a mesh"
+	@echo "make test-faults  kills, freezes and bad links at every phase; takes some minutes"
+	@echo "make soak      load with random kills for ten minutes"
 	@echo "make check     lint, types, layers and protos only"
 	@echo "make coverage  all tests, with a coverage report"
 	@echo "make proto     regenerate protos/*_pb2*"
@@ -37,6 +39,12 @@ test-fuzz: $(READY)
 test-ops: $(READY)
 	@scripts/ops-tools
 	@$(VENV)/bin/pytest tests/ops/ops_suite.py tests/ops/live_page_suite.py
+
+test-faults: $(READY)
+	@$(VENV)/bin/pytest tests/faults tests/faults/faults_suite.py
+
+soak: $(READY)
+	@$(VENV)/bin/python -m tests.faults.soak
 
 check: $(READY)
 	@scripts/check

@@ -50,7 +50,8 @@ _log = get_logger()
 class WorkerOptions:
     """What one worker process is told at its start; `device` is `auto`, `cpu` or `cuda`.
 
-    `listen` is for the stages, `metrics` for Prometheus; port 0 takes a free one. `model_path`
+    `listen` is for the stages, `metrics` for Prometheus; port 0 takes a free one. `advertise` is
+    where others reach `listen`, if they reach it elsewhere. `model_path`
     stands in for the model that the coordinator names, on a node where it lies
     elsewhere. `grace_seconds` is how long a worker that is told to stop waits for what runs to end
     or go on without it. With a `pace` it computes nothing. Without `mesh_tls`, `listen` must be on
@@ -60,6 +61,7 @@ class WorkerOptions:
 
     coordinator: str
     listen: str = "127.0.0.1:0"
+    advertise: str | None = None
     metrics: str = "127.0.0.1:0"
     model_path: str | None = None
     device: str = "auto"
@@ -117,7 +119,7 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
                     options.coordinator,
                     worker_id,
                     device.kind,
-                    address,
+                    options.advertise or address,
                     metrics_address,
                     worker.held,
                 )

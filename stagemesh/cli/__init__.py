@@ -23,6 +23,7 @@ from stagemesh.cli.chat import chat
 from stagemesh.cli.coordinator import coordinator
 from stagemesh.cli.demo import demo
 from stagemesh.cli.drain import drain
+from stagemesh.cli.fault_proxy import fault_proxy
 from stagemesh.cli.health import health
 from stagemesh.cli.infer import infer
 from stagemesh.cli.keys import keys
@@ -63,6 +64,7 @@ app.command(health, help_epilogue=examples.HEALTH, sort_key=8)
 app.command(bench)
 app.command(keys)
 app.command(certs, help_epilogue=examples.CERTS, sort_key=8)
+app.command(fault_proxy, help_epilogue=examples.FAULT_PROXY, sort_key=9)
 app.command(simulate, help_epilogue=examples.SIMULATE, sort_key=9)
 app.command(version, help_epilogue="", sort_key=10)
 

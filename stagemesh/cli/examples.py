@@ -86,6 +86,13 @@ Examples:
     stagemesh health --ready 10.0.0.2:50100 --tls-dir certs/admin
                                             that worker is in a mesh, whose links are TLS"""
 
+FAULT_PROXY = """\
+Examples, with a worker behind a slow link that breaks after 1 MiB:
+
+    stagemesh fault-proxy --listen 127.0.0.1:6000 --to 127.0.0.1:5000 --delay 0.1 --drop-after 1MiB
+    stagemesh worker --coordinator 127.0.0.1:50051 --listen 127.0.0.1:5000 \\
+      --advertise 127.0.0.1:6000"""
+
 CERTS = """\
 Examples, for a mesh of three machines and an operator:
 

@@ -20,6 +20,7 @@ def worker(
     *,
     coordinator: Address,
     listen: Address = "127.0.0.1:0",
+    advertise: Address | None = None,
     metrics: Address = "127.0.0.1:0",
     model_path: str | None = None,
     device: DeviceOptions = DEVICE_DEFAULTS,
@@ -39,6 +40,8 @@ def worker(
     listen
         Where this worker takes frames from the stage before; others must reach it there.
         Port 0 takes a free one.
+    advertise
+        Where others reach it, when that is not where it listens. [default: --listen]
     metrics
         Where Prometheus reads this worker's metrics; it finds it through the coordinator.
     model_path
@@ -57,6 +60,7 @@ def worker(
         WorkerOptions(
             coordinator=coordinator,
             listen=listen,
+            advertise=advertise,
             metrics=metrics,
             model_path=model_path,
             device=device.device,

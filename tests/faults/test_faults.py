@@ -1,0 +1,55 @@
+"""The heart of the fault tests: what breaks most often, with the tokens of an undisturbed run.
+
+`make test-faults` runs the rest (`faults_suite.py`).
+"""
+
+import signal
+
+import psutil
+import pytest
+
+from stagemesh.fault_proxy import Accident, Faults
+from tests.faults.asking import REQUESTS, asking, disturbed
+from tests.faults.cluster import Cluster
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_stage_killed_in_decode_costs_no_token(stage: int, cluster: Cluster) -> None:
+    # petals#587, #503, TGI#2593, llama.cpp#25938, vllm#29405: one dead shard ends everything.
+    victim = cluster.at_stage(stage)
+    disturbed(cluster, psutil.Process(victim.pid).kill)
+
+
+def test_stage_killed_in_the_middle_of_a_prefill_costs_no_token(cluster: Cluster) -> None:
+    victim = cluster.at_stage(1)
+    with asking(cluster, REQUESTS[2]) as (asked,):
+        cluster.wait_until(lambda state: state.replicas[0].num_steps_in_flight > 0, "in a step")
+        victim.inward.wait_for_bytes(1 << 17)
+        assert not asked.tokens
+        psutil.Process(victim.pid).kill()
+
+
+@pytest.mark.parametrize("accident", [Accident.DROP, Accident.TRUNCATE])
+def test_link_that_breaks_in_the_middle_costs_no_token(
+    accident: Accident, cluster: Cluster
+) -> None:
+    # exo#1296, parallax: a broken stream cut answers without a word.
+    victim = cluster.at_stage(1)
+    faults = Faults(accidents=((1 << 12, accident),))
+    disturbed(cluster, lambda: victim.inward.set(faults))
+
+
+def test_coordinator_killed_and_started_again_serves_with_the_same_workers(
+    cluster: Cluster,
+) -> None:
+    pids = {worker.pid for worker in cluster.workers}
+    assert cluster.coordinator is not None
+    cluster.coordinator.signal(signal.SIGKILL)
+    cluster.coordinator.wait()
+    cluster.start_coordinator()
+    state = cluster.wait_until(lambda state: state.ready, "serving again")
+    assert {worker.pid for worker in state.workers} <= pids
+    with asking(cluster, *REQUESTS[:2]):
+        pass
