@@ -47,13 +47,15 @@ def is_waiting(state: mesh_pb2.GetStateResponse) -> bool:
     return state.num_waiting > 0
 
 
+@pytest.mark.parametrize("num_choices", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_while_running_stops_generation(  # vllm#9428, vllm#14326
-    stream: bool, toy_folder: Path
+async def test_client_that_leaves_while_running_stops_generation(
+    stream: bool, num_choices: int, toy_folder: Path
 ) -> None:
+    """Case 7: vllm#9428; vllm#14326, where several choices could not be stopped."""
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        _, writer = await send(mesh, {**ENDLESS, "stream": stream})
+        _, writer = await send(mesh, {**ENDLESS, "stream": stream, "n": num_choices})
         await mesh.until(is_running)
         await leave(writer)
         state = await mesh.until_idle()
