@@ -1,9 +1,8 @@
 """One epoch on one rank: receive, compute and send overlapped, steps strictly in order.
 
-While step n+1 computes, step n is being sent and n+2 received; a sequential epoch does one after
-the other, to compare. The first failure anywhere, also of a stream, ends the session: it goes to
-the other ranks of the stage and to `Results`, the streams are aborted, and the worker lives on. The
-session never opens or loads anything; `worker.py` does.
+While step n+1 computes, step n is being sent and n+2 received; a sequential epoch takes turns. The
+first failure anywhere, also of a stream, ends the session: it goes to the other ranks of the stage
+and to `Results`, the streams are aborted, and the worker lives on. `worker.py` opens and loads.
 """
 
 import asyncio

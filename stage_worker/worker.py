@@ -215,10 +215,8 @@ class Worker:
         expected = (assignment.replica, assignment.stage, assignment.rank)
         actual = (request.replica, request.stage, request.rank)
         if expected != actual:
-            raise AssignmentError(
-                expected="replica {}, stage {}, rank {}".format(*expected),
-                actual="replica {}, stage {}, rank {}".format(*actual),
-            )
+            place = "replica {}, stage {}, rank {}"
+            raise AssignmentError(expected=place.format(*expected), actual=place.format(*actual))
         latest = None if self._results is None else self._results.epoch
         if (
             latest is not None
