@@ -11,14 +11,17 @@ from coordinator.assignment_codec import assignment_from_proto
 from coordinator.membership import Member, Membership, WorkerIdentity
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_from_proto
-from runtime.errors import RefusedWorkerError
+from runtime.errors import InvalidRequestError, RefusedWorkerError
 from runtime.logs import get_logger
+from runtime.rpc import split_address
 
 _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
 
 # A process that was killed and one that left look the same from here.
 _STREAM_ENDED = "its Join stream ended"
 _MAX_DRAIN_SECONDS = 86_400.0
+# A host that drops packets does not refuse; one on the same network answers much sooner.
+_PREFLIGHT_SECONDS = 3.0
 # A trailer must hold it.
 _MAX_REASON = 1_000
 
@@ -57,6 +60,11 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         hello = await self._read_hello(context)
         if hello is None:
             return
+        if problem := await _unreachable(hello.address):
+            _log.warning("worker_unreachable", worker=hello.address, problem=problem)
+            detail = f"the coordinator cannot reach this worker at {hello.address}: {problem}; "
+            hint = "give --listen an address and port that it can reach"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, (detail + hint)[:_MAX_REASON])
         try:
             held = assignment_from_proto(hello.held)
             member = self._membership.join(_identity(hello), held)
@@ -135,6 +143,22 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
     async def _end_on_close(self) -> None:
         await self._closing.wait()
         raise _JoinEndedError("the coordinator stops")
+
+
+async def _unreachable(address: str) -> str:
+    """Why nobody answers there, empty if somebody does: found out now, not when it is needed."""
+    try:
+        host, port = split_address(address)
+        async with asyncio.timeout(_PREFLIGHT_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        return f"no answer within {_PREFLIGHT_SECONDS:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    except InvalidRequestError:
+        return ""  # `Membership.join` says what is wrong with it
+    writer.close()
+    return ""
 
 
 async def _end_when_gone(member: Member) -> None:

@@ -12,6 +12,7 @@ from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime import rpc
 from runtime.devices import DeviceUsage
 from runtime.version import PROTOCOL_VERSION
+from stagemesh.ports import reserve
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
 
 
@@ -86,6 +87,7 @@ async def test_join_address_of_another_node_is_refused() -> None:
 
 
 async def test_join_again_before_the_end_was_noticed_replaces_the_former() -> None:
+    """Case 24 (parallax#166): a quick rejoin is not counted twice."""
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
         await first.join_mesh(address)
@@ -93,6 +95,21 @@ async def test_join_again_before_the_end_was_noticed_replaces_the_former() -> No
         await second.join_mesh(address, address=first.address)
         assert former.gone_reason == "it joined anew"
         assert [member.identity.worker_id for member in membership.members] == ["b"]
+
+
+async def test_join_from_where_it_cannot_be_reached_is_told_so_at_once() -> None:
+    """Case 27 (vllm#27823): a closed port or a wrong interface is named, not waited for."""
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        free = reserve("127.0.0.1:0")
+        with pytest.raises(AssertionError):
+            await worker.join_mesh(address, address=free)
+        assert worker.join is not None
+        assert await worker.join.code() is grpc.StatusCode.UNAVAILABLE
+        details = await worker.join.details()
+        assert f"cannot reach this worker at {free}: " in details
+        assert "--listen" in details
+        assert membership.members == ()
 
 
 async def test_join_mesh_full_is_refused() -> None:

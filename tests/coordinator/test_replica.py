@@ -201,9 +201,11 @@ async def test_replica_cancelled_while_its_epoch_fails_ends(
             await asyncio.shield(mesh.serving)
 
 
-async def test_replica_worker_that_cannot_be_reached_is_passed_over(toy_folder: Path) -> None:
+async def test_replica_worker_whose_stage_does_not_answer_is_passed_over(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh, fake_worker("ghost") as ghost:
-        await ghost.join_mesh(mesh.mesh, address="127.0.0.1:1")
+        async with fake_worker("away") as away:
+            address = away.address
+            await ghost.join_mesh(mesh.mesh, address=address)
         for number in range(2):
             await mesh.add_worker(f"w{number}")
         state = await mesh.until_ready()

@@ -1,6 +1,7 @@
 """Meshes that cannot start: one clear message, an exit code, and nothing left running."""
 
 import shutil
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,9 @@ from stagemesh.cli.options import (
     PlanOptions,
 )
 from stagemesh.launcher import local_mesh
-from tests.integration.processes import leaving_no_child, run_command
+from stagemesh.ports import reserve
+from tests.integration.processes import leaving_no_child, run_command, running_command
+from tests.integration.separate import separate_mesh
 from tests.integration.tiny_chat import TinyChat
 
 pytestmark = pytest.mark.integration
@@ -158,3 +161,22 @@ async def test_mesh_with_a_worker_that_refuses_says_why(folder: Path, tmp_path: 
     ):
         async with local_mesh(plan, print) as mesh:
             await mesh.until_ready(lambda state: None)
+
+
+def test_worker_that_finds_no_coordinator_says_where_it_looked(folder: Path) -> None:
+    """Case 27 (vllm#8447): a closed port is named in seconds, and tried again."""
+    nowhere = reserve("127.0.0.1:0")
+    with running_command("worker", "--coordinator", nowhere) as worker:
+        line = worker.log.wait_for("not_joined", 20.0)
+        assert nowhere in line
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_worker_without_the_checkpoint_says_what_is_missing(folder: Path) -> None:
+    """Case 27: a missing checkpoint ends the start with its name."""
+    with separate_mesh(str(folder), "--pp", "1") as mesh:
+        mesh.start_coordinator()
+        mesh.start_worker("--model-path", str(folder / "nothing"))
+        state = mesh.until(lambda state: bool(state.failure))
+    assert str(folder / "nothing") in state.failure

@@ -1,0 +1,131 @@
+"""Measures a worker's death: `python -m benchmarks.recovery` prints a table.
+
+A mesh of two stages with a third worker standing by, all on this machine. Requests decode; a worker
+in use is killed with SIGKILL; the pause is from the kill to the next token of each request. Then a
+new process takes the killed worker's place, and the next round begins.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import psutil
+
+from runtime.logs import configure_logging
+from stagemesh import AsyncClient, GenerationRequest, TokenIds
+from stagemesh.cli.launching import make_launch_plan
+from stagemesh.cli.options import (
+    AccessOptions,
+    AddressOptions,
+    BatchingOptions,
+    DeviceOptions,
+    LogOptions,
+    PlanOptions,
+)
+from stagemesh.fleet import RestartPolicy
+from stagemesh.launcher import local_mesh
+from stagemesh.state import MeshState
+
+_BEGUN_TOKENS = 8
+
+
+@asynccontextmanager
+async def mesh_with_standby(model: str, num_kills: int) -> AsyncIterator[AsyncClient]:
+    """A client of a mesh of two stages and three workers, whose dead are replaced every time."""
+    plan = make_launch_plan(
+        model,
+        PlanOptions(pp=2),
+        BatchingOptions(),
+        DeviceOptions(threads=1),
+        AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0"),
+        AccessOptions(),
+        LogOptions(log_level="error"),
+    )
+    plan = replace(plan, workers=replace(plan.workers, num_workers=3))
+    restarts = RestartPolicy(max_restarts=num_kills, first_delay_seconds=0.1, healthy_seconds=0.0)
+    async with local_mesh(plan, lambda line: print(line, file=sys.stderr), restarts) as mesh:
+        await mesh.until_ready(lambda state: None)
+        async with AsyncClient(plan.target) as client:
+            yield client
+
+
+async def measure_kill(client: AsyncClient, number: int, num_requests: int) -> list[float]:
+    """Seconds from one kill to the next token of each request that runs."""
+    killed_at: list[float] = []
+    begun = [asyncio.Event() for _ in range(num_requests)]
+
+    async def pause_of(index: int) -> float:
+        request = GenerationRequest(
+            prompts=(TokenIds((5 + index, 6, 7)),), max_tokens=2000, ignore_eos=True
+        )
+        num_tokens = 0
+        async for update in client.infer(request):
+            now = time.monotonic()
+            num_tokens += len(update.tokens)
+            if num_tokens >= _BEGUN_TOKENS:
+                begun[index].set()
+            # What was on its way at the kill comes at once, and is not counted.
+            if killed_at and now - killed_at[0] > 0.05:
+                return now - killed_at[0]
+        raise AssertionError("the answer ended before the mesh recovered")
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(pause_of(index)) for index in range(num_requests)]
+        for event in begun:
+            await event.wait()
+        state = await client.state()
+        killed_at.append(time.monotonic())
+        psutil.Process(_used_pid(state, number % 2)).kill()
+    return [task.result() for task in running]
+
+
+async def until_whole(client: AsyncClient) -> None:
+    """Returns when the mesh serves and a worker stands by again."""
+    while True:
+        state = await client.state()
+        if state.ready and len(state.workers) == 3:
+            return
+        await asyncio.sleep(0.1)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _used_pid(state: MeshState, stage: int) -> int:
+    worker_id = state.replicas[0].stages[stage].worker_ids[0]
+    return next(worker.pid for worker in state.workers if worker.worker_id == worker_id)
+
+
+async def _main(options: argparse.Namespace) -> None:
+    pauses: list[float] = []
+    async with mesh_with_standby(options.model, options.kills) as client:
+        for number in range(options.kills):
+            await until_whole(client)
+            pauses += await measure_kill(client, number, options.requests)
+    print(
+        f"{options.model}, 2 stages and a standby, {options.kills} kills of either stage in turn,"
+    )
+    print(f"{options.requests} requests decoding: from the kill to each request's next token")
+    print("| p50 (s) | p99 (s) | worst (s) |\n| --- | --- | --- |")
+    print(f"| {percentile(pauses, 0.5):.2f} | {percentile(pauses, 0.99):.2f} | {max(pauses):.2f} |")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=4)
+    configure_logging("benchmark", "error", False)
+    asyncio.run(_main(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
