@@ -4,6 +4,7 @@ The stream's life is the worker's membership; what membership means is in `membe
 """
 
 import asyncio
+import os
 
 import grpc
 
@@ -154,7 +155,7 @@ async def _unreachable(address: str) -> str:
     except TimeoutError:
         return f"no answer within {_PREFLIGHT_SECONDS:g} s"
     except OSError as error:
-        return error.strerror or str(error)
+        return os.strerror(error.errno) if error.errno else str(error)
     except InvalidRequestError:
         return ""  # `Membership.join` says what is wrong with it
     writer.close()
