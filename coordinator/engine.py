@@ -2,7 +2,8 @@
 
 It outlives epochs: requests that no other replica takes wait here while no epoch serves, and go on
 where they were when the next one does. It never waits for a client, never talks to a worker itself
-and does not choose its requests: `dispatcher.py` does.
+and does not choose its requests: `dispatcher.py` does. Longer than other files, so that every way in
+which a request comes, goes on and leaves stands in one place.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from coordinator.deliveries import Deliveries
 from coordinator.epoch import EpochStreams
 from coordinator.generation import Generation
 from coordinator.roster import Roster
@@ -17,9 +19,8 @@ from coordinator.scheduler_telemetry import SchedulerTelemetry
 from coordinator.step_loop import Clock, StepListener, StepLoop
 from coordinator.suspects import Suspects
 from coordinator.telemetry import StepObserver
-from runtime.errors import EpochEndedError, GrammarError, RequestCancelledError, StagemeshError
+from runtime.errors import EpochEndedError, RequestCancelledError, StagemeshError
 from runtime.metrics import CoordinatorMetrics
-from runtime.step import Step
 from scheduler import (
     NO_PROGRESS,
     FinishReason,
@@ -29,8 +30,6 @@ from scheduler import (
     Scheduler,
     SchedulerInsight,
     SchedulerLimits,
-    ScoreEvent,
-    TokenEvent,
     Watchdog,
     make_load,
 )
@@ -216,7 +215,16 @@ class Engine:
         assert self.scheduler is not None
         self.is_serving = True
         self.on_change(self)
-        await self.make_loop(streams, self.scheduler, self).run()
+        deliveries = Deliveries(
+            self.scheduler,
+            self._roster,
+            self._suspects,
+            self.queue,
+            self._steps,
+            self._metrics,
+            self._fail,
+        )
+        await self.make_loop(streams, self.scheduler, deliveries).run()
 
     def make_loop(
         self, streams: EpochStreams, scheduler: Scheduler, listener: StepListener
@@ -251,40 +259,6 @@ class Engine:
         if self.limits is not None:
             self._restart(self.limits)
         self.on_change(self)
-
-    def on_step(self, step: Step, now: float) -> None:
-        """Notes what a step carries, and whose prompts for the first time."""
-        scheduler = self.scheduler
-        assert scheduler is not None
-        for opening in step.opened_slots:
-            sequence_id = scheduler.sequence_in_slot(opening.slot)
-            self._suspects.started(sequence_id)
-            self.queue.started(now)
-            self._roster[sequence_id].started(now)
-        self._steps.observe(step, scheduler.num_preemptions)
-        self._steps.observe_prefix_cache(scheduler.num_queried_tokens, scheduler.num_hit_tokens)
-
-    def on_scored(self, event: ScoreEvent) -> None:
-        """Delivers log-probabilities of a prompt's tokens to its client's stream."""
-        self._roster[event.sequence_id].push_prompt(event.tokens)
-
-    def on_token(self, event: TokenEvent, now: float) -> None:
-        """Delivers a token to its client's stream."""
-        generation = self._roster[event.sequence_id]
-        if event.token.problem:
-            self._fail(generation, GrammarError(problem=event.token.problem))
-            return
-        self._roster.count_token()
-        if generation.last_token is not None:
-            self._metrics.inter_token_latency.observe(now - generation.last_token)
-        finish = generation.push(event.token, event.finish_reason, now)
-        self._suspects.got_on(event.sequence_id)
-        if finish is not None:
-            self._roster.finish(generation, finish)
-            self._suspects.forget(event.sequence_id)
-            if event.finish_reason is None:  # a stop string, of which the scheduler knows nothing
-                assert self.scheduler is not None
-                self.scheduler.cancel(event.sequence_id)
 
     def _begin(self, limits: SchedulerLimits) -> None:
         """Gives the scheduler the new epoch's limits, the first time also everyone in line."""
