@@ -2,8 +2,8 @@
 
 It outlives epochs: requests that no other replica takes wait here while no epoch serves, and go on
 where they were when the next one does. It never waits for a client, never talks to a worker itself
-and does not choose its requests: `dispatcher.py` does. Longer than other files, so that every way in
-which a request comes, goes on and leaves stands in one place.
+and does not choose its requests: `dispatcher.py` does. Longer than other files, so that every way
+in which a request comes, goes on and leaves stands in one place.
 """
 
 import asyncio

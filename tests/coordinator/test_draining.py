@@ -140,4 +140,4 @@ async def test_drain_every_worker_in_turn_under_load_loses_no_request(toy_folder
         async with mesh.http() as http:
             metrics = (await http.get("/metrics")).text
     assert min(counts) >= 1
-    assert f'stagemesh_requests_total{{reason="length"}} {sum(counts)}.0' in metrics
+    assert f'stagemesh_replica_requests_total{{replica="0"}} {sum(counts)}.0' in metrics
