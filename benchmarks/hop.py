@@ -30,7 +30,8 @@ from stage_worker.epoch import EpochSession
 from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
 from stage_worker.next_stage import LinkPlan, NextStage
-from stage_worker.stage import Stage, StageOutput
+from stage_worker.stage import Stage
+from stage_worker.stage_spec import StageOutput
 from stage_worker.transport import ForwardContext, add_forward_handler
 
 SIZES_BYTES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from protos import stage_pb2
 from runtime.errors import FrameError
 from stage_worker.lanes import Interval
+from stage_worker.transfers import Transfers
 
 TORCH_DTYPES: dict[stage_pb2.DType, torch.dtype] = {
     stage_pb2.DTYPE_FLOAT32: torch.float32,
@@ -150,12 +151,12 @@ def _dtype_name(dtype: int) -> str:
     return known.get(stage_pb2.DType.ValueType(dtype), str(dtype))
 
 
-def empty_hidden(num_tokens: int, plan: ReceivePlan) -> torch.Tensor | None:
+def empty_hidden(num_tokens: int, plan: ReceivePlan, transfers: Transfers) -> torch.Tensor | None:
     """Room for a step's activation [T, H], uninitialized; None where the step carries none."""
     if plan.hidden_interval is None or num_tokens == 0:
         return None
     begin, end = plan.hidden_interval
-    return torch.empty(num_tokens, end - begin, dtype=TORCH_DTYPES[plan.dtype])
+    return transfers.empty(num_tokens, end - begin, TORCH_DTYPES[plan.dtype])
 
 
 def _write_bytes(rows: NDArray[np.uint8], offset: int, source: NDArray[np.uint8]) -> None:

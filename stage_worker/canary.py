@@ -12,7 +12,8 @@ from torch import Tensor
 from runtime.checkpoint import Checkpoint
 from runtime.model_config import load_model_config
 from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
-from stage_worker.stage import Stage, StageSpec
+from stage_worker.stage import Stage
+from stage_worker.stage_spec import StageSpec
 
 
 def record_canary(

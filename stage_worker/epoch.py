@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, StagemeshError, find_error
 from runtime.logs import get_logger
@@ -28,7 +26,8 @@ from stage_worker.next_ranks import NextRanks
 from stage_worker.paced_stage import AnyStage
 from stage_worker.receiver import Receiver, Sender
 from stage_worker.results import ResultsLog
-from stage_worker.stage import StageOutput
+from stage_worker.stage_spec import StageOutput
+from stage_worker.transfers import Download, Transfers, Upload
 from stage_worker.transport import ForwardContext, WireFrame, epoch_name
 
 # Outputs that wait for credits; with one being sent, compute is at most three steps ahead.
@@ -42,7 +41,7 @@ class _Output:
     """A computed step on its way to the next stage; `ready_at` is `time.monotonic` seconds."""
 
     header: stage_pb2.StepHeader
-    parts: tuple[torch.Tensor | None, ...]
+    download: Download
     ready_at: float
 
 
@@ -62,7 +61,8 @@ class EpochSession:
         self.is_first = plan.receive.hidden_interval is None
         self._stage = stage
         self._device = device
-        self._receiver = Receiver(plan.receive)
+        self._transfers = Transfers(stage.device)
+        self._receiver = Receiver(plan.receive, self._transfers)
         self._outbox: asyncio.Queue[_Output] = asyncio.Queue(_NUM_OUTBOX)
         # Every result takes one away and every step adds one, so it holds no more than are in
         # flight between the two.
@@ -136,7 +136,7 @@ class EpochSession:
             if not self._plan.is_sequential:
                 self._receiver.grant(step.number)
             computed = await self._device.compute(
-                partial(_run_stage, self._stage, step, received.hidden_TH, next_ranks.parts)
+                partial(self._run_stage, step, received.hidden, next_ranks.parts)
             )
             sends = self._unreported_sends
             timing = StageTiming(
@@ -148,12 +148,12 @@ class EpochSession:
             )
             idle_since = computed.ended_at
             self.num_steps += 1
-            parts, told = computed.value
-            output = _Output(received.header, parts, computed.ended_at)
+            download, told = computed.value
+            output = _Output(received.header, download, computed.ended_at)
             if self._plan.is_sequential:
                 await self._send(next_ranks, output)
                 self._receiver.grant(step.number)
-            elif parts:
+            elif download.parts:
                 await self._outbox.put(output)
             if self._plan.rank == 0:
                 await self.results.put(StepResult(step.number, told.sampled, timing, told.scored))
@@ -163,9 +163,9 @@ class EpochSession:
             await self._send(next_ranks, await self._outbox.get())
 
     async def _send(self, next_ranks: NextRanks, output: _Output) -> None:
-        if not output.parts:
+        if not output.download.parts:
             return
-        sent = await next_ranks.send(output.header, output.parts)
+        sent = await next_ranks.send(output.header, await output.download.arrived())
         self._unreported_sends.append(
             SendTiming(
                 step=output.header.step,
@@ -175,6 +175,13 @@ class EpochSession:
                 num_bytes=sent.num_bytes,
             )
         )
+
+    def _run_stage(
+        self, step: Step, hidden: Upload | None, parts: tuple[Interval, ...]
+    ) -> tuple[Download, StageOutput]:
+        """On the device's thread: one step, its output cut for the next ranks."""
+        output = self._stage.run(step, None if hidden is None else hidden.arrived())
+        return self._transfers.download(cut(output.hidden_TH, parts)), output
 
     @contextmanager
     def _ending_epoch(self, sender: Sender) -> Iterator[None]:
@@ -220,14 +227,6 @@ class EpochSession:
     async def _raise_when_over(self) -> None:
         await self._over.wait()
         raise EpochEndedError.by(self._failure or _taken_over())
-
-
-def _run_stage(
-    stage: AnyStage, step: Step, hidden_TH: torch.Tensor | None, parts: tuple[Interval, ...]
-) -> tuple[tuple[torch.Tensor | None, ...], StageOutput]:
-    """On the device's thread: one step, its output on the host and cut for the next ranks."""
-    output = stage.run(step, hidden_TH)
-    return cut(output.hidden_TH, parts), output
 
 
 async def _read_frame(context: ForwardContext, sender: str) -> WireFrame:

@@ -35,12 +35,11 @@ def joined(own: Interval, hidden_size: int, num_ranks: int) -> dict[int, Interva
 
 
 def cut(hidden_TH: Tensor | None, parts: Sequence[Interval]) -> tuple[Tensor | None, ...]:
-    """Each part on the host and in one piece, [T, h]; None where the step carries none.
+    """Each part in one piece, [T, h]; None where the step carries none.
 
     `parts` make the rank's interval up, in order.
     """
     if hidden_TH is None:
         return (None,) * len(parts)
-    hidden_TH = hidden_TH.cpu()
     origin = parts[0][0] if parts else 0
     return tuple(hidden_TH[:, begin - origin : end - origin].contiguous() for begin, end in parts)

@@ -22,7 +22,8 @@ from runtime.shares import check_tp_size
 from stage_worker.canary import record_canary
 from stage_worker.paced_stage import AnyStage, Pace, PacedPlace, PacedStage, paced_top
 from stage_worker.progress import ProgressFn
-from stage_worker.stage import Stage, StageSpec
+from stage_worker.stage import Stage
+from stage_worker.stage_spec import StageSpec
 from stage_worker.status import describe_device
 
 # Its prompt is held in one piece, with an attention of its length squared.

@@ -23,7 +23,8 @@ from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.lanes import own_interval
 from stage_worker.scoring import chunk_targets
 from stage_worker.slot_table import SlotLimits, SlotTable
-from stage_worker.stage import Stage, StageOutput, StageSpec
+from stage_worker.stage import Stage
+from stage_worker.stage_spec import StageOutput, StageSpec
 from stage_worker.weights import DTYPES
 
 PACED = "paced"
@@ -60,6 +61,7 @@ class PacedStage:
     """Stands in for a `Stage`, with the same checks of every step."""
 
     weights_bytes = 0
+    device = torch.device("cpu")
 
     def __init__(self, spec: StageSpec, config: ModelConfig, place: PacedPlace, pace: Pace) -> None:
         self.spec = spec

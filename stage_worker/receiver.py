@@ -8,8 +8,6 @@ frames and sends its credits.
 import asyncio
 from dataclasses import dataclass
 
-import torch
-
 from protos import stage_pb2
 from runtime.errors import FrameError, StaleEpochError, StepGapError, WindowExceededError
 from stage_worker.assembly import (
@@ -21,6 +19,7 @@ from stage_worker.assembly import (
     check_same_header,
     empty_hidden,
 )
+from stage_worker.transfers import Transfers, Upload
 from stage_worker.transport import WireFrame, epoch_name
 
 
@@ -29,7 +28,7 @@ class ReceivedStep:
     """A complete step; times are `time.monotonic` seconds of its first and last frame."""
 
     header: stage_pb2.StepHeader
-    hidden_TH: torch.Tensor | None
+    hidden: Upload | None
     begun_at: float
     complete_at: float
 
@@ -55,8 +54,9 @@ class Sender:
 class Receiver:
     """Frames in, whole steps out. Not thread-safe: used from the event loop only."""
 
-    def __init__(self, plan: ReceivePlan) -> None:
+    def __init__(self, plan: ReceivePlan, transfers: Transfers) -> None:
         self._plan = plan
+        self._transfers = transfers
         self._senders: dict[int, Sender] = {}
         self._partials: dict[int, PartialStep] = {}
         self._complete: asyncio.Queue[ReceivedStep] = asyncio.Queue(maxsize=plan.window)
@@ -118,7 +118,7 @@ class Receiver:
             check_same_header(head.header, partial.header, sender.rank)
         check_activation(head, num_tokens, plan)
         if partial is None:
-            partial = PartialStep(head.header, empty_hidden(num_tokens, plan), now)
+            partial = PartialStep(head.header, empty_hidden(num_tokens, plan, self._transfers), now)
             self._partials[head.step] = partial
         return partial.open_slice(sender.rank, plan)
 
@@ -130,7 +130,7 @@ class Receiver:
         partial.num_finished += 1
         if partial.num_finished == len(self._plan.senders):
             del self._partials[sender.step]
-            self._complete.put_nowait(
-                ReceivedStep(partial.header, partial.hidden_TH, partial.begun_at, now)
-            )
+            hidden_TH = partial.hidden_TH
+            upload = None if hidden_TH is None else self._transfers.upload(hidden_TH)
+            self._complete.put_nowait(ReceivedStep(partial.header, upload, partial.begun_at, now))
         sender.step += 1

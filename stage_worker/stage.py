@@ -9,8 +9,6 @@ hidden dimension, and what the ranks do together goes through the epoch's `RankG
 Shapes: T tokens of the step, H hidden size, W this rank's interval of it, B rows to sample from.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -23,7 +21,7 @@ from runtime.errors import (
 )
 from runtime.model_config import ModelConfig, load_model_config
 from runtime.shares import RankShares
-from runtime.step import SampledToken, ScoredToken, Step
+from runtime.step import Step
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.decode_graphs import DecodeGraphs, GraphShape
 from stage_worker.grammar import GrammarTokenizer
@@ -34,42 +32,9 @@ from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
 from stage_worker.output_head import OutputHead
 from stage_worker.scoring import Target
 from stage_worker.slot_table import SlotLimits, SlotTable
+from stage_worker.stage_spec import StageOutput, StageSpec
 from stage_worker.step_plan import StepPlanner
 from stage_worker.weights import DTYPES, BytesProgress, read_measured
-
-
-@dataclass(frozen=True, slots=True)
-class StageSpec:
-    """Which part of a model to run, and how; `kv_memory_bytes` 0 chooses (`kv_memory.py`).
-
-    `dtype` is "float32", "bfloat16" or "float16", of weights, KV cache and hidden states alike.
-    """
-
-    first_layer: int
-    num_layers: int
-    is_first: bool
-    is_last: bool
-    dtype: str
-    block_size: int
-    max_model_len: int
-    kv_memory_bytes: int
-    num_threads: int
-    device: str = "cpu"
-    rank: int = 0
-    tp_size: int = 1
-    num_sharers: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class StageOutput:
-    """What a step leaves: hidden states for the next stage, or tokens from the last one's rank 0.
-
-    `hidden_TH` is this rank's interval of them.
-    """
-
-    hidden_TH: Tensor | None
-    sampled: tuple[SampledToken, ...] = ()
-    scored: tuple[ScoredToken, ...] = ()
 
 
 class Stage:
@@ -89,7 +54,7 @@ class Stage:
         self._decoder = decoder
         self._shares = RankShares.of(config, spec.rank, spec.tp_size)
         self._dtype = DTYPES[spec.dtype]
-        self._device = torch.device(spec.device)
+        self.device = torch.device(spec.device)
         self._block_shape = BlockShape(
             spec.block_size, len(self._shares.kv_heads), config.head_dim, self._dtype
         )
@@ -141,7 +106,7 @@ class Stage:
     def kv_block_capacity(self) -> int:
         """How many KV blocks fit. Raises `NotEnoughMemoryError` where not even one does."""
         available_bytes = self.spec.kv_memory_bytes or default_kv_bytes(
-            self._device, self.spec.num_sharers
+            self.device, self.spec.num_sharers
         )
         block_bytes = self._block_shape.num_bytes * self.spec.num_layers
         if available_bytes < block_bytes:
@@ -171,10 +136,10 @@ class Stage:
         kernel = choose_kernel(
             shape,
             len(self._shares.heads),
-            self._device,
+            self.device,
             has_soft_cap=self.config.attention_soft_cap is not None,
         )
-        self._planner = StepPlanner(self._slots, shape, self._windows, self._device, kernel)
+        self._planner = StepPlanner(self._slots, shape, self._windows, self.device, kernel)
         # One block more than the coordinator knows of, for rows that pad a graph.
         uses_graphs = kernel is AttentionKernel.PAGED and self._can_capture
         self._cache = KVCache(
@@ -182,7 +147,7 @@ class Stage:
             num_layers=spec.num_layers,
             num_blocks=num_blocks + uses_graphs,
             max_gather_blocks=max(shape.num_gather_blocks, shape.num_blocks(spec.max_model_len)),
-            device=self._device,
+            device=self.device,
         )
         if uses_graphs:
             self._graphs = self._make_graphs(self._cache, num_blocks, max_sequences)
@@ -205,9 +170,9 @@ class Stage:
         group = self._group
         if hidden_TW is None:
             token_ids = [token for chunk in step.chunks for token in chunk.token_ids]
-            hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self._device), group)
+            hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self.device), group)
         else:
-            hidden_TH = self._decoder.collect(hidden_TW.to(self._device), group)
+            hidden_TH = self._decoder.collect(hidden_TW, group)
         if self._graphs is not None and self._graphs.covers(plan):
             hidden_TH = self._graphs.run(hidden_TH, plan)
         else:
@@ -231,7 +196,7 @@ class Stage:
             scratch_block=num_blocks,
             hidden_size=self.config.hidden_size,
             dtype=self._dtype,
-            device=self._device,
+            device=self.device,
         )
         return DecodeGraphs(self._decoder, cache.layers, self._windows, shape)
 

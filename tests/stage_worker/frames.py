@@ -11,6 +11,7 @@ from stage_worker.assembly import ReceivePlan
 from stage_worker.lanes import Interval
 from stage_worker.next_stage import LinkPlan, step_frames
 from stage_worker.receiver import Receiver, Sender
+from stage_worker.transfers import Transfers
 from stage_worker.transport import WireFrame, decode_frame, encode_frame
 
 EPOCH = stage_pb2.EpochId(coordinator_id="coordinator", counter=3)
@@ -28,6 +29,11 @@ def receive_plan(
     """What a rank in the middle of a pipeline expects: all from one sender, if not told else."""
     senders = senders or {0: hidden_interval}
     return ReceivePlan(EPOCH, senders, window, max_step_tokens, dtype, hidden_interval)
+
+
+def make_receiver(plan: ReceivePlan) -> Receiver:
+    """The receiver of a rank on a CPU."""
+    return Receiver(plan, Transfers(torch.device("cpu")))
 
 
 def make_header(number: int, num_tokens: int = 3) -> stage_pb2.StepHeader:

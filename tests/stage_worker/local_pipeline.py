@@ -12,7 +12,8 @@ from pathlib import Path
 
 from runtime.checkpoint import Checkpoint
 from runtime.step import SampledToken, ScoredToken, SequenceChunk, SlotOpening, SlotSampling, Step
-from stage_worker.stage import Stage, StageOutput, StageSpec
+from stage_worker.stage import Stage
+from stage_worker.stage_spec import StageOutput, StageSpec
 from tests.stage_worker.ranked_stage import RankedStage
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from runtime.step import Step
-from stage_worker.stage import Stage, StageOutput
+from stage_worker.stage import Stage
+from stage_worker.stage_spec import StageOutput
 from tests.stage_worker.collectives.rank_threads import open_groups
 
 _T = TypeVar("_T")

@@ -5,7 +5,6 @@ import torch
 
 from protos import stage_pb2
 from runtime.errors import FrameError
-from stage_worker.receiver import Receiver
 from stage_worker.transport import WireFrame
 from tests.stage_worker.frames import (
     edited,
@@ -13,6 +12,7 @@ from tests.stage_worker.frames import (
     make_frame,
     make_frames,
     make_header,
+    make_receiver,
     receive_plan,
 )
 
@@ -34,7 +34,7 @@ async def test_accept_activation_off_the_plan_raises_before_allocation(
     changes: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "empty", _no_allocation)
-    receiver = Receiver(receive_plan())
+    receiver = make_receiver(receive_plan())
     frame = make_frame(0)
     for name, value in changes.items():
         setattr(frame.head.activation, name, value)
@@ -53,7 +53,7 @@ async def test_accept_more_tokens_than_planned_raises_before_allocation(
 ) -> None:
     frame = make_frame(0, num_tokens=17)
     monkeypatch.setattr(torch, "empty", _no_allocation)
-    receiver = Receiver(receive_plan(max_step_tokens=16))
+    receiver = make_receiver(receive_plan(max_step_tokens=16))
 
     with pytest.raises(FrameError, match="tokens of a step: expected at most 16, got 17"):
         feed(receiver, [frame])
@@ -73,7 +73,7 @@ async def test_accept_payload_that_does_not_fit_raises_frame_error(
     frames: list[WireFrame], message: str
 ) -> None:
     with pytest.raises(FrameError, match=message):
-        feed(Receiver(receive_plan()), frames)
+        feed(make_receiver(receive_plan()), frames)
 
 
 async def test_accept_header_missing_or_of_another_step_raises_frame_error() -> None:
@@ -82,9 +82,9 @@ async def test_accept_header_missing_or_of_another_step_raises_frame_error() -> 
     other.head.header.step = 5
 
     with pytest.raises(FrameError, match="header: expected on a step's first frame, got none"):
-        feed(Receiver(receive_plan()), [bare])
+        feed(make_receiver(receive_plan()), [bare])
     with pytest.raises(FrameError, match="step of the header: expected 0, got 5"):
-        feed(Receiver(receive_plan()), [other])
+        feed(make_receiver(receive_plan()), [other])
 
 
 async def test_accept_activation_missing_or_not_wanted_raises_frame_error() -> None:
@@ -92,16 +92,16 @@ async def test_accept_activation_missing_or_not_wanted_raises_frame_error() -> N
     bare.head.ClearField("activation")
 
     with pytest.raises(FrameError, match="activation: expected True, got False"):
-        feed(Receiver(receive_plan()), [bare])
+        feed(make_receiver(receive_plan()), [bare])
     with pytest.raises(FrameError, match="activation: expected False, got True"):
-        feed(Receiver(receive_plan(hidden_interval=None)), [make_frame(0)])
+        feed(make_receiver(receive_plan(hidden_interval=None)), [make_frame(0)])
 
 
 @pytest.mark.parametrize("second_interval", [(3, 8), (5, 8), (0, 4)])
 async def test_accept_interval_of_another_sender_or_a_gap_raises_frame_error(
     second_interval: tuple[int, int],
 ) -> None:
-    receiver = Receiver(receive_plan(senders={0: (0, 4), 1: (4, 8)}))
+    receiver = make_receiver(receive_plan(senders={0: (0, 4), 1: (4, 8)}))
     steps = [
         make_frames(
             make_header(0),
@@ -118,7 +118,7 @@ async def test_accept_interval_of_another_sender_or_a_gap_raises_frame_error(
 
 
 async def test_accept_headers_that_differ_between_senders_raises_frame_error() -> None:
-    receiver = Receiver(receive_plan(senders={0: None, 1: None}, hidden_interval=None))
+    receiver = make_receiver(receive_plan(senders={0: None, 1: None}, hidden_interval=None))
     feed(receiver, make_frames(make_header(0, 3), None))
 
     told = r"header of step 0 from sender 1: expected that of .* digest \w{16}, got digest \w{16}$"

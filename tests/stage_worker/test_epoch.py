@@ -19,7 +19,8 @@ from stage_worker.epoch import EpochSession
 from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
 from stage_worker.next_stage import LinkPlan, NextStage
-from stage_worker.stage import Stage, StageOutput
+from stage_worker.stage import Stage
+from stage_worker.stage_spec import StageOutput
 from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
 from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE, make_header, receive_plan
 
@@ -29,6 +30,8 @@ NUM_TOKENS = 2
 
 class _Device:
     """A Stage that adds one, and holds each step that it was told to hold."""
+
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[int] = asyncio.Queue()

@@ -9,7 +9,6 @@ from protos import stage_pb2
 from runtime.errors import FrameError, StaleEpochError, StepGapError, WindowExceededError
 from stage_worker import next_stage
 from stage_worker.assembly import TORCH_DTYPES
-from stage_worker.receiver import Receiver
 from tests.stage_worker.frames import (
     HIDDEN_SIZE,
     edited,
@@ -17,27 +16,28 @@ from tests.stage_worker.frames import (
     make_frame,
     make_frames,
     make_header,
+    make_receiver,
     receive_plan,
 )
 
 
 async def test_take_small_step_gives_header_and_tensor() -> None:
-    receiver = Receiver(receive_plan())
+    receiver = make_receiver(receive_plan())
     hidden_TH = torch.randn(3, HIDDEN_SIZE)
 
     feed(receiver, make_frames(make_header(0), hidden_TH))
     received = await receiver.take()
 
     assert received.header == make_header(0)
-    assert received.hidden_TH is not None
-    assert torch.equal(received.hidden_TH, hidden_TH)
+    assert received.hidden is not None
+    assert torch.equal(received.hidden.arrived(), hidden_TH)
 
 
 async def test_take_step_of_many_frames_times_first_and_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(next_stage, "CHUNK_BYTES", 7)
-    receiver = Receiver(receive_plan())
+    receiver = make_receiver(receive_plan())
     hidden_TH = torch.randn(3, HIDDEN_SIZE)
     frames = make_frames(make_header(0), hidden_TH)
     sender = receiver.attach(frames[0])
@@ -47,28 +47,28 @@ async def test_take_step_of_many_frames_times_first_and_last(
     received = await receiver.take()
 
     assert (received.begun_at, received.complete_at) == (10.0, 9.0 + len(frames))
-    assert received.hidden_TH is not None
-    assert torch.equal(received.hidden_TH, hidden_TH)
+    assert received.hidden is not None
+    assert torch.equal(received.hidden.arrived(), hidden_TH)
 
 
 @pytest.mark.parametrize("dtype", list(TORCH_DTYPES))
 async def test_take_every_dtype_keeps_every_bit(dtype: stage_pb2.DType) -> None:
-    receiver = Receiver(receive_plan(dtype=dtype))
+    receiver = make_receiver(receive_plan(dtype=dtype))
     hidden_TH = torch.randn(3, HIDDEN_SIZE).to(TORCH_DTYPES[dtype])
 
     feed(receiver, make_frames(make_header(0), hidden_TH, dtype=dtype))
     received = await receiver.take()
 
-    assert received.hidden_TH is not None
-    assert received.hidden_TH.dtype == hidden_TH.dtype
-    assert torch.equal(received.hidden_TH, hidden_TH)
+    assert received.hidden is not None
+    assert received.hidden.arrived().dtype == hidden_TH.dtype
+    assert torch.equal(received.hidden.arrived(), hidden_TH)
 
 
 @given(cut=st.integers(1, HIDDEN_SIZE - 1), chunk_bytes=st.integers(1, 200), data=st.data())
 async def test_take_two_senders_in_any_order_joins_their_intervals(
     cut: int, chunk_bytes: int, data: st.DataObject
 ) -> None:
-    receiver = Receiver(receive_plan(senders={0: (0, cut), 1: (cut, HIDDEN_SIZE)}))
+    receiver = make_receiver(receive_plan(senders={0: (0, cut), 1: (cut, HIDDEN_SIZE)}))
     hidden_TH = torch.randn(5, HIDDEN_SIZE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(next_stage, "CHUNK_BYTES", chunk_bytes)
@@ -89,23 +89,23 @@ async def test_take_two_senders_in_any_order_joins_their_intervals(
     received = await receiver.take()
     receiver.grant(0)
 
-    assert received.hidden_TH is not None
-    assert torch.equal(received.hidden_TH, hidden_TH)
+    assert received.hidden is not None
+    assert torch.equal(received.hidden.arrived(), hidden_TH)
     assert [sender.credits.get_nowait() for sender in senders] == [0, 0]
 
 
 async def test_take_empty_step_and_first_stage_carry_no_tensor() -> None:
-    middle, first = Receiver(receive_plan()), Receiver(receive_plan(hidden_interval=None))
+    middle, first = make_receiver(receive_plan()), make_receiver(receive_plan(hidden_interval=None))
 
     feed(middle, [make_frame(0, num_tokens=0)])
     feed(first, make_frames(make_header(0), None))
 
-    assert (await middle.take()).hidden_TH is None
-    assert (await first.take()).hidden_TH is None
+    assert (await middle.take()).hidden is None
+    assert (await first.take()).hidden is None
 
 
 async def test_accept_within_window_goes_on_as_credits_are_granted() -> None:
-    receiver = Receiver(receive_plan(window=2))
+    receiver = make_receiver(receive_plan(window=2))
     sender = feed(receiver, [make_frame(0), make_frame(1)])
 
     await receiver.take()
@@ -117,7 +117,7 @@ async def test_accept_within_window_goes_on_as_credits_are_granted() -> None:
 
 
 async def test_accept_more_than_window_raises_window_exceeded() -> None:
-    receiver = Receiver(receive_plan(window=2))
+    receiver = make_receiver(receive_plan(window=2))
     sender = feed(receiver, [make_frame(0), make_frame(1)])
 
     with pytest.raises(WindowExceededError, match="step 2 exceeds the window of 2"):
@@ -125,7 +125,7 @@ async def test_accept_more_than_window_raises_window_exceeded() -> None:
 
 
 async def test_grant_sender_that_reads_no_credits_raises_window_exceeded() -> None:
-    receiver = Receiver(receive_plan(window=2))
+    receiver = make_receiver(receive_plan(window=2))
     feed(receiver, [make_frame(0), make_frame(1)])
     receiver.grant(0)
     receiver.grant(1)
@@ -136,7 +136,7 @@ async def test_grant_sender_that_reads_no_credits_raises_window_exceeded() -> No
 
 @pytest.mark.parametrize("number", [0, 2])
 async def test_accept_step_out_of_order_raises_step_gap(number: int) -> None:
-    receiver = Receiver(receive_plan())
+    receiver = make_receiver(receive_plan())
     sender = feed(receiver, [make_frame(0)])
 
     with pytest.raises(StepGapError, match=f"expected step 1, got step {number}"):
@@ -151,11 +151,11 @@ async def test_attach_stale_epoch_raises_and_names_both() -> None:
     with pytest.raises(
         StaleEpochError, match="expected epoch coordinator/3, got epoch coordinator/2"
     ):
-        Receiver(receive_plan()).attach(frame)
+        make_receiver(receive_plan()).attach(frame)
 
 
 async def test_accept_epoch_that_changes_raises_stale_epoch() -> None:
-    receiver = Receiver(receive_plan())
+    receiver = make_receiver(receive_plan())
     sender = feed(receiver, [make_frame(0)])
     frame = make_frame(1)
     frame.head.epoch.counter = 4
@@ -165,7 +165,7 @@ async def test_accept_epoch_that_changes_raises_stale_epoch() -> None:
 
 
 async def test_attach_unknown_or_second_stream_of_a_rank_raises_frame_error() -> None:
-    receiver = Receiver(receive_plan())
+    receiver = make_receiver(receive_plan())
     receiver.attach(make_frame(0))
 
     with pytest.raises(FrameError, match="sender rank: expected one of 0, got 1"):
@@ -175,7 +175,7 @@ async def test_attach_unknown_or_second_stream_of_a_rank_raises_frame_error() ->
 
 
 async def test_accept_rank_that_changes_raises_frame_error() -> None:
-    receiver = Receiver(receive_plan(senders={0: (0, HIDDEN_SIZE), 1: None}))
+    receiver = make_receiver(receive_plan(senders={0: (0, HIDDEN_SIZE), 1: None}))
     sender = receiver.attach(make_frame(0))
 
     with pytest.raises(FrameError, match="sender rank: expected 0, got 1"):

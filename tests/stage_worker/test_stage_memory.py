@@ -27,7 +27,8 @@ import json, sys
 from pathlib import Path
 import torch
 from runtime.checkpoint import Checkpoint
-from stage_worker.stage import Stage, StageSpec
+from stage_worker.stage import Stage
+from stage_worker.stage_spec import StageSpec
 
 def peak_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()
