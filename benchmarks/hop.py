@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import uvloop
@@ -30,9 +30,11 @@ from stage_worker.epoch import EpochSession
 from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
 from stage_worker.next_stage import LinkPlan, NextStage
-from stage_worker.stage import Stage
 from stage_worker.stage_spec import StageOutput
 from stage_worker.transport import ForwardContext, add_forward_handler
+
+if TYPE_CHECKING:
+    from stage_worker.stage import Stage
 
 SIZES_BYTES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)
 _HIDDEN_SIZE = 1024

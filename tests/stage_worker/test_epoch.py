@@ -7,7 +7,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -19,10 +19,12 @@ from stage_worker.epoch import EpochSession
 from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
 from stage_worker.next_stage import LinkPlan, NextStage
-from stage_worker.stage import Stage
 from stage_worker.stage_spec import StageOutput
 from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
 from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE, make_header, receive_plan
+
+if TYPE_CHECKING:
+    from stage_worker.stage import Stage
 
 WAIT_SECONDS = 20.0
 NUM_TOKENS = 2
