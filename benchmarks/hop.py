@@ -58,6 +58,8 @@ class HopFigures:
 class _Sink:
     """Stands in for a Stage: tells the sender's process when the device got each step."""
 
+    device = torch.device("cpu")
+
     def __init__(self, arrivals: Connection) -> None:
         self._arrivals = arrivals
 

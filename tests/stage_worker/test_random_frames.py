@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from runtime.errors import StagemeshError
 from stage_worker.assembly import ReceivePlan, empty_hidden
-from stage_worker.receiver import Receiver
+from stage_worker.transfers import Transfers
 from stage_worker.transport import WireFrame, decode_frame, encode_frame
-from tests.stage_worker.frames import HIDDEN_SIZE, make_frame, receive_plan
+from tests.stage_worker.frames import HIDDEN_SIZE, make_frame, make_receiver, receive_plan
 
 PLAN = receive_plan()
 # What the plan lets a sender have outstanding.
@@ -44,14 +44,14 @@ def test_random_frames_are_refused_or_taken_within_the_cap(seed: int, garbage: b
     # 500 examples of 20 frames each.
     chance, reserved = random.Random(seed), 0
 
-    def counted(num_tokens: int, plan: ReceivePlan) -> torch.Tensor | None:
+    def counted(num_tokens: int, plan: ReceivePlan, transfers: Transfers) -> torch.Tensor | None:
         nonlocal reserved
-        hidden_TH = empty_hidden(num_tokens, plan)
+        hidden_TH = empty_hidden(num_tokens, plan, transfers)
         reserved += 0 if hidden_TH is None else hidden_TH.nbytes
         return hidden_TH
 
     with patch("stage_worker.receiver.empty_hidden", counted):
-        receiver = Receiver(PLAN)
+        receiver = make_receiver(PLAN)
         sender = None
         for index in range(FRAMES_AN_EXAMPLE):
             data = garbage if index == 0 else spoiled(chance.choice(VALID), chance)
