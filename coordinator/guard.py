@@ -27,8 +27,6 @@ _OPEN_PATHS: Final = ("/health", "/ready", "/")
 _OPEN_FOLDER: Final = "/live/"
 # Open unless the options say otherwise: what operators and their tools ask.
 _STATE_SERVICES: Final = (mesh_pb2.DESCRIPTOR.services_by_name["Operations"].full_name,)
-# They change something, whoever may look.
-_CHANGING_METHODS: Final = ("Drain",)
 _STATE_PATHS: Final = ("/metrics", "/sd", "/state", "/version")
 
 CURRENT_TENANT: ContextVar[Tenant] = ContextVar("tenant", default=ANONYMOUS)
@@ -65,9 +63,8 @@ class GrpcGuard(grpc.aio.ServerInterceptor):
     ) -> Any:
         """The call's own handler, or one that refuses."""
         handler = await continuation(handler_call_details)
-        _, service, method = handler_call_details.method.split("/")
-        is_open = service in self._open and method not in _CHANGING_METHODS
-        if handler is None or is_open:
+        _, service, _ = handler_call_details.method.split("/")
+        if handler is None or service in self._open:
             return handler
         metadata = dict(handler_call_details.invocation_metadata or ())
         try:

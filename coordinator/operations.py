@@ -12,6 +12,7 @@ from coordinator.scheduler_telemetry import scheduler_state
 from coordinator.telemetry import ReplicaTelemetry
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_to_proto
+from runtime.errors import InvalidRequestError
 from runtime.model_store import served_name
 from runtime.version import BUILD
 
@@ -19,8 +20,10 @@ from runtime.version import BUILD
 class OperationsService(mesh_pb2_grpc.OperationsServicer):
     """Answers at any time, also while nothing is served."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, *, may_drain: bool) -> None:
+        """Clients' doors may look, and change nothing: they have `may_drain` False."""
         self._coordinator = coordinator
+        self._may_drain = may_drain
 
     async def GetState(
         self, request: mesh_pb2.GetStateRequest, context: Any
@@ -30,6 +33,9 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
 
     async def Drain(self, request: mesh_pb2.DrainRequest, context: Any) -> mesh_pb2.DrainResponse:
         """Answers when they have left; a caller that does not wait stops nothing."""
+        if not self._may_drain:
+            problem = "a client's door drains nothing; ask at the coordinator's --mesh address"
+            raise InvalidRequestError(field="target", problem=problem)
         coordinator = self._coordinator
         members = find_members(request.target, coordinator.membership)
         grace_seconds = request.grace_seconds or coordinator.options.grace_seconds

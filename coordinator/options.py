@@ -52,7 +52,7 @@ class CoordinatorOptions:
     prefix_cache: bool = True
     max_workers: int = 1024
     heartbeat_seconds: float = 1.0
-    heartbeat_timeout_seconds: float = 5.0
+    heartbeat_timeout_seconds: float = 7.0
     # The longest silence of a worker that loads or records a canary.
     load_progress_seconds: float = 120.0
     # The longest wait for a unary answer of a worker.

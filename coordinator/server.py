@@ -81,7 +81,7 @@ async def serve_coordinator(
     http = HttpServer(make_app(coordinator), _CLOSE_SECONDS, options.door_tls)
     mesh = rpc.make_server(count_call=count_calls(coordinator.metrics), check=peers.admit)
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh_service, mesh)
-    _add_operations(mesh, coordinator, health_servicer)
+    _add_operations(mesh, coordinator, health_servicer, may_drain=True)
     try:
         addresses = Addresses(
             await rpc.bind(door, options.grpc, options.door_tls),
@@ -149,16 +149,21 @@ def _make_door(
     inference_pb2_grpc.add_InferenceServicer_to_server(
         InferenceService(coordinator.admission), door
     )
-    _add_operations(door, coordinator, health_servicer)
+    _add_operations(door, coordinator, health_servicer, may_drain=False)
     names = (INFERENCE_SERVICE, OPERATIONS_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, door)
     return door
 
 
 def _add_operations(
-    server: grpc.aio.Server, coordinator: Coordinator, health_servicer: health.aio.HealthServicer
+    server: grpc.aio.Server,
+    coordinator: Coordinator,
+    health_servicer: health.aio.HealthServicer,
+    *,
+    may_drain: bool,
 ) -> None:
-    mesh_pb2_grpc.add_OperationsServicer_to_server(OperationsService(coordinator), server)
+    operations = OperationsService(coordinator, may_drain=may_drain)
+    mesh_pb2_grpc.add_OperationsServicer_to_server(operations, server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
 
 

@@ -208,7 +208,10 @@ class AsyncClient:
         return message.num_cancelled
 
     async def drain(self, who: str, *, grace_seconds: float = 30.0) -> tuple[str, ...]:
-        """Has a worker or a replica leave; the addresses of the workers that left."""
+        """Has a worker or a replica leave; the addresses of the workers that left.
+
+        Only the coordinator's mesh address does that.
+        """
         request = mesh_pb2.DrainRequest(target=who, grace_seconds=grace_seconds)
         timeout_seconds = grace_seconds + DRAIN_SLACK_SECONDS
         message = await self._answer(

@@ -197,7 +197,10 @@ class Client:
         return message.num_cancelled
 
     def drain(self, who: str, *, grace_seconds: float = 30.0) -> tuple[str, ...]:
-        """Has a worker or a replica leave; the addresses of the workers that left."""
+        """Has a worker or a replica leave; the addresses of the workers that left.
+
+        Only the coordinator's mesh address does that.
+        """
         request = mesh_pb2.DrainRequest(target=who, grace_seconds=grace_seconds)
         timeout_seconds = grace_seconds + DRAIN_SLACK_SECONDS
         method = "Operations/Drain"

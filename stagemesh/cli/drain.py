@@ -6,8 +6,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from runtime.tls import Role
-from stagemesh.cli.options import Address, ApiKey, Wait
+from stagemesh.cli.options import Address, Wait
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
+from stagemesh.client import DEFAULT_MESH
 from stagemesh.sync_client import Client
 
 
@@ -15,8 +16,7 @@ def drain(
     who: Annotated[str, Parameter(negative=())],
     /,
     *,
-    target: Address | None = None,
-    api_key: ApiKey = None,
+    target: Address = DEFAULT_MESH,
     grace: Wait = 30.0,
     security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:
@@ -31,16 +31,13 @@ def drain(
     who
         A worker's address, as stagemesh status shows it, or its id, or a replica's number.
     target
-        The door of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
-        127.0.0.1:50051 with --tls-dir]
-    api_key
-        The key that the door asks for; others cannot see its environment variable.
+        The coordinator's --mesh address.
     grace
         Seconds that requests may take to end where nothing else can go on with them now; those
         that do not wait for the next worker.
     """
     tls = security.channel_tls(Role.COORDINATOR)
-    with Client(target or security.default_target, api_key=api_key, tls=tls) as client:
+    with Client(target, tls=tls) as client:
         workers = client.drain(who, grace_seconds=grace)
     for worker in workers:
         sys.stdout.write(f"{worker} has left\n")

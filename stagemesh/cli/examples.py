@@ -76,7 +76,8 @@ DRAIN = """\
 Examples:
 
     stagemesh drain 10.0.0.2:50100          one worker, before its machine goes down
-    stagemesh drain 1 --grace 60            all workers of replica 1"""
+    stagemesh drain 1 --grace 60            all workers of replica 1
+    stagemesh drain 1 --target 10.0.0.1:50051 --tls-dir certs"""
 
 HEALTH = """\
 Examples:

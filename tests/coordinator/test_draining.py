@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from protos import mesh_pb2, mesh_pb2_grpc
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 
@@ -114,6 +115,15 @@ async def test_drain_unknown_target_says_where_to_look(toy_folder: Path) -> None
             with pytest.raises(grpc.aio.AioRpcError, match="stagemesh status") as caught:
                 await mesh.drain(target)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_drain_at_a_clients_door_is_refused(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder) as mesh:
+        await mesh.until_ready()
+        request = mesh_pb2.DrainRequest(target=mesh.workers[0].address)
+        with pytest.raises(grpc.aio.AioRpcError, match="--mesh"):
+            await mesh_pb2_grpc.OperationsStub(mesh.channel).Drain(request)
+        assert len((await mesh.until_ready()).workers) == 2
 
 
 async def test_drain_every_worker_in_turn_under_load_loses_no_request(toy_folder: Path) -> None:

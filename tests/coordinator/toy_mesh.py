@@ -74,7 +74,8 @@ class ToyMesh:
     async def drain(self, target: str, grace_seconds: float = 30.0) -> list[str]:
         """Has a worker or a replica leave; the addresses of those that did."""
         request = mesh_pb2.DrainRequest(target=target, grace_seconds=grace_seconds)
-        answer = await mesh_pb2_grpc.OperationsStub(self.channel).Drain(request)
+        async with rpc.dial(self.mesh) as channel:
+            answer = await mesh_pb2_grpc.OperationsStub(channel).Drain(request)
         return list(answer.workers)
 
     async def until(

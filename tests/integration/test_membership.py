@@ -73,7 +73,7 @@ def test_every_worker_is_replaced_under_load_and_no_request_is_lost(tiny_chat: T
                         for each in mesh.until_ready(3).workers
                         if each.pid == worker.process.pid
                     )
-                    drained = run_command("drain", address, "--target", mesh.target)
+                    drained = run_command("drain", address, "--target", mesh.mesh)
                     assert drained.stdout == f"{address} has left\n", drained.stderr
                 assert worker.wait() == 0, "\n".join(worker.log.lines)
                 mesh.start_worker()
