@@ -32,8 +32,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    """The bundled model in two stages."""
-    with serving("smollm2", "--pp", "2", "--kv-memory", "256MiB") as one:
+    """The bundled model in two stages, the second of two ranks."""
+    with serving("smollm2", "--tp", "1,2", "--kv-memory", "256MiB") as one:
         yield one
         one.stop()
 
@@ -56,8 +56,12 @@ def test_page_shows_the_plan_and_complains_of_nothing(live: Visit, mesh: Mesh) -
     expect(live.page.locator("#phase")).to_have_text("ready")
     expect(live.page.locator("#model")).to_have_text("smollm2")
     for stage in state.replicas[0].stages:
+        node = live.page.locator(".stage").nth(stage.stage)
         layers = f"layers {stage.first_layer}-{stage.first_layer + stage.num_layers - 1}"
-        expect(live.page.locator(".stage").nth(stage.stage)).to_contain_text(layers)
+        expect(node).to_contain_text(layers)
+        expect(node.locator(".ranks li")).to_have_count(stage.stage + 1)
+    expect(live.page.locator(".stage").nth(1)).to_contain_text("rank 1: 127.0.0.1")
+    expect(live.page.locator("#pipelines .badge")).to_have_text("serving")
     for worker in state.workers:
         expect(live.page.locator(".tile", has_text=worker.address)).to_contain_text("serving")
     expect(live.page.locator("#join")).to_have_text(
@@ -73,6 +77,10 @@ def test_chat_streams_an_answer_while_the_graph_shows_the_load(live: Visit) -> N
     expect(live.page.locator(".line.busy")).to_have_count(2)
     expect(live.page.locator(".link").nth(1)).to_contain_text(re.compile("B/s"))
     expect(live.page.locator("#totals")).to_contain_text("running1")
+    scheduler = live.page.locator("#schedulers .scheduler")
+    expect(scheduler).to_contain_text("adaptive")
+    expect(scheduler).to_contain_text(re.compile(r"microbatches\d+ of \d+"))
+    expect(scheduler.get_by_role("meter", name="idle: starved, replica 0")).to_be_visible()
     if PICTURES:
         expect(answer).to_have_text(re.compile(r"[^$]{200,}"), timeout=60_000)
         live.page.screenshot(path=Path(PICTURES) / "live.png", full_page=True)

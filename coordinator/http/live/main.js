@@ -5,6 +5,7 @@ import { startChat } from "./chat.js";
 import { byId, figures } from "./dom.js";
 import { pipelines } from "./pipelines.js";
 import { rates } from "./rates.js";
+import { schedulers } from "./schedulers.js";
 import { number, seconds } from "./units.js";
 import { joinCommand, recoveries, workerTiles } from "./workers.js";
 
@@ -47,6 +48,7 @@ function show(state, current) {
   ]));
   byId("pipelines").replaceChildren(...pipelines(state, current));
   byId("workers").replaceChildren(...workerTiles(state));
+  byId("schedulers").replaceChildren(...schedulers(state));
   byId("recoveries").replaceChildren(...recoveries(state));
   const { command, note } = joinCommand(state);
   if (byId("join").textContent !== command) byId("join").textContent = command;

@@ -12,7 +12,7 @@ export function pipelines(state, current) {
   return state.replicas.map((replica) => {
     const rates = current?.replicas.get(replica.replica) ?? [];
     return element("article", "replica", [
-      element("h3", "", `Replica ${replica.replica}`),
+      title(replica),
       element("dl", "figures", figures(load(replica))),
       memory(replica),
       element("ol", "pipeline", path(replica, rates, workers)),
@@ -20,8 +20,16 @@ export function pipelines(state, current) {
   });
 }
 
+function title({ replica, serving, phase }) {
+  return element("div", "title", [
+    element("h3", "", `Replica ${replica}`),
+    element("span", `badge ${serving ? "serving" : "waiting"}`, serving ? "serving" : phase),
+  ]);
+}
+
 function load(replica) {
   return [
+    ["waiting", number(replica.num_waiting)],
     ["epoch", number(replica.epoch.counter)],
     ["sequences", `${replica.num_slots_used} of ${replica.max_sequences}`],
     ["steps in flight", number(replica.num_steps_in_flight)],
@@ -49,7 +57,6 @@ function path(replica, rates, workers) {
 
 function stageNode(stage, rate, workers) {
   const last = stage.first_layer + stage.num_layers - 1;
-  const names = stage.worker_ids.map((id) => workers.get(id)?.hello.address ?? "gone");
   const loading = stage.load_done_bytes < stage.load_total_bytes;
   return element("li", "node stage", [
     element("strong", "", `Stage ${stage.stage}`),
@@ -60,8 +67,15 @@ function stageNode(stage, rate, workers) {
     element("span", "figure", loading
       ? `loading ${bytes(stage.load_done_bytes)} of ${bytes(stage.load_total_bytes)}`
       : `${Math.round(100 * rate.busy)}% busy, ${rate.stepSeconds ? seconds(rate.stepSeconds) : "-"} a step`),
-    ...names.map((name) => element("span", "note", name)),
+    element("ul", "ranks", stage.ranks.map((rank) => rankLine(rank, stage, workers))),
   ]);
+}
+
+// The place of a rank may be empty, and its worker may have left.
+function rankLine({ rank, worker_id: id, weights_bytes: weights }, { ranks }, workers) {
+  const name = id ? workers.get(id)?.hello.address ?? "gone" : "nobody yet";
+  const place = ranks.length > 1 ? `rank ${rank}: ` : "";
+  return element("li", "note", `${place}${name}${weights ? `, ${bytes(weights)}` : ""}`);
 }
 
 function hop(rate) {
