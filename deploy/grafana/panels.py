@@ -82,7 +82,8 @@ def within(title: str, histogram: str, targets: tuple[str, ...]) -> Panel:
 
 def share_of_time(title: str, counter: str) -> Panel:
     """Seconds per second, by stage."""
-    return per_second(title, counter, "percentunit", "replica, stage", "stage {{stage}}")
+    legend = "replica {{replica}} stage {{stage}}"
+    return per_second(title, counter, "percentunit", "replica, stage", legend)
 
 
 def to_json(dashboard: Dashboard) -> str:

@@ -1,28 +1,44 @@
 """What operators see, from a real Prometheus that reads a real mesh under load and after a death.
 
 `make test-ops` runs it; its name keeps it out of other runs, because it needs Prometheus installed.
+Where STAGEMESH_PICTURES names a folder, its `dashboards` gets a picture of every dashboard's rows.
 """
 
+import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deploy.grafana.generate import expressions
-from stagemesh import GenerationRequest, TokenIds
+from deploy.grafana.generate import DASHBOARDS, expressions
+from deploy.grafana.panels import RATE
+from stagemesh import GenerationRequest, StagemeshRpcError, TokenIds
 from tests.integration.processes import Mesh, serving
 from tests.integration.tiny_chat import MODEL_NAME, make_tiny_chat
+from tests.ops.pictures import draw
 from tests.ops.prometheus import DEPLOY, Prometheus, prometheus
 
 pytestmark = pytest.mark.timeout(600)
 
+# With a beginning that all prompts share.
 REQUEST = GenerationRequest(
-    prompts=(TokenIds(tuple(range(40, 60))), TokenIds((5, 6, 7))), max_tokens=40, ignore_eos=True
+    prompts=tuple(TokenIds((*range(40, 60), 5 + index)) for index in range(6)),
+    max_tokens=80,
+    ignore_eos=True,
 )
+# So long that a worker can be lost in its middle.
+LONG_REQUEST = replace(REQUEST, max_tokens=400)
+NUM_REPLICAS, NUM_STAGES = 2, 2
+NUM_TARGETS = 1 + NUM_REPLICAS * NUM_STAGES
 WAIT_SECONDS = 180.0
+PICTURES = os.environ.get("STAGEMESH_PICTURES")
+# Load after the worker's death, for the pictures.
+PICTURE_SECONDS = 45.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,22 +52,27 @@ def _tools() -> None:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """Two stages of a tiny model."""
+    """Two replicas of two stages of a tiny model."""
     model = make_tiny_chat(tmp_path_factory.mktemp("models") / MODEL_NAME)
-    with serving(str(model.model.folder), "--pp", "2", "--kv-memory", "64MiB") as one:
+    plan = ("--dp", str(NUM_REPLICAS), "--pp", str(NUM_STAGES), "--kv-memory", "64MiB")
+    with serving(str(model.model.folder), *plan) as one:
         yield one
         one.stop()
 
 
 @pytest.fixture(scope="module")
 def watcher(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Prometheus, which saw the mesh under load, a worker's death, and load again."""
+    """Prometheus, which saw the mesh under load, a refusal, a worker's death, and load again."""
     with prometheus(mesh.http, tmp_path_factory.mktemp("prometheus")) as server:
         until(server.is_up, mesh=None)
-        until(lambda: len(server.numbers("up == 1")) == 3, mesh)
-        _kill_a_worker(mesh)
+        start = time.time()
+        until(lambda: len(server.numbers("up == 1")) == NUM_TARGETS, mesh)
+        _be_refused(mesh)
+        _lose_a_worker(mesh)
         until(lambda: bool(server.numbers("stagemesh_epoch_ends_total > 0")), mesh)
-        until(lambda: not [query for query in panel_queries() if not server.numbers(query)], mesh)
+        until(lambda: not _empty_panels(server), mesh)
+        if PICTURES:
+            _draw_dashboards(server, mesh, start)
         yield server
 
 
@@ -65,25 +86,56 @@ def until(is_true: Callable[[], bool], mesh: Mesh | None) -> None:
 
 def panel_queries() -> list[str]:
     """What the dashboards ask."""
-    return [query.replace("$__rate_interval", "1m") for query in expressions(with_gpus=False)]
+    return [query.replace(RATE, "[1m]") for query in expressions(with_gpus=False)]
 
 
-def _kill_a_worker(mesh: Mesh) -> None:
+def _empty_panels(server: Prometheus) -> list[str]:
+    return [query for query in panel_queries() if not server.numbers(query)]
+
+
+def _be_refused(mesh: Mesh) -> None:
+    no_token = GenerationRequest(prompts=(TokenIds((10**6,)),))
+    with pytest.raises(StagemeshRpcError):
+        mesh.ask(no_token)
+
+
+def _lose_a_worker(mesh: Mesh) -> None:
+    """Kills a worker while both replicas have sequences, so that one goes on with the other's."""
     workers = [child for child in mesh.command.descendants() if "worker" in child.cmdline()]
-    workers[-1].kill()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(mesh.ask, LONG_REQUEST)
+        while mesh.state().num_running < len(REQUEST.prompts) and not asking.done():
+            pass
+        workers[-1].kill()
+        asking.result()
+
+
+def _draw_dashboards(server: Prometheus, mesh: Mesh, start: float) -> None:
+    ends = time.monotonic() + PICTURE_SECONDS
+    until(lambda: time.monotonic() > ends, mesh)
+    folder = Path(str(PICTURES)) / "dashboards"
+    folder.mkdir(parents=True, exist_ok=True)
+    for dashboard in DASHBOARDS:
+        draw(server, dashboard, folder, start, time.time())
 
 
 def test_targets_are_the_coordinator_and_the_workers_that_it_names(
     watcher: Prometheus, mesh: Mesh
 ) -> None:
-    until(lambda: sorted(watcher.numbers("count by (job) (up == 1)")) == [1.0, 2.0], mesh)
+    num_workers = NUM_TARGETS - 1
+    until(lambda: watcher.numbers("sum(up)") == [float(NUM_TARGETS)], mesh)
     targets = watcher.get("targets", state="active")["activeTargets"]
     jobs = sorted(target["labels"]["job"] for target in targets if target["health"] == "up")
-    assert jobs == ["stagemesh-coordinator", "stagemesh-workers", "stagemesh-workers"]
+    assert jobs == ["stagemesh-coordinator", *num_workers * ["stagemesh-workers"]]
 
 
 def test_every_panel_has_data(watcher: Prometheus) -> None:
-    assert [query for query in panel_queries() if not watcher.numbers(query)] == []
+    assert _empty_panels(watcher) == []
+
+
+def test_refusal_death_and_handover_can_be_seen(watcher: Prometheus) -> None:
+    for name in ("requests_rejected", "epoch_ends", "handovers"):
+        assert sum(watcher.numbers(f"stagemesh_{name}_total")) > 0, name
 
 
 def test_every_alert_rule_is_evaluated_and_none_fires(watcher: Prometheus) -> None:
