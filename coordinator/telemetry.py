@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from prometheus_client import Counter
+
 from coordinator.assignment import LoadReport
 from coordinator.requests import Finish
+from coordinator.stage_metrics import StageMetrics
 from runtime.errors import StagemeshError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import SendTiming, StageTiming, Step
@@ -94,10 +97,16 @@ class ReplicaTelemetry:
     # Newest first.
     recoveries: deque[Recovery] = field(default_factory=lambda: deque(maxlen=_NUM_RECOVERIES))
     _num_shown: int = 0
+    _steps: Counter = field(init=False)
+    _stages: list[StageMetrics] = field(init=False)
 
     def __post_init__(self) -> None:
         self.start_loading()
         self.totals = [StageTotals() for _ in self.tp_sizes]
+        self._steps = self.metrics.steps.labels(str(self.replica))
+        self._stages = [
+            StageMetrics(self.metrics, self.replica, stage) for stage in range(len(self.tp_sizes))
+        ]
 
     def reshape(self, tp_sizes: tuple[int, ...]) -> None:
         """From now on there are stages of so many ranks."""
@@ -156,26 +165,13 @@ class ReplicaTelemetry:
 
         The scheduler gets the same record, so what it learns from can be read off the metrics.
         """
-        stage, timing = record.stage, record.timing
-        totals = self.totals[stage]
+        totals, timing = self.totals[record.stage], record.timing
         totals.add(timing)
-        metrics = self.metrics
-        labels = (str(self.replica), str(stage))
-        if stage == len(self.tp_sizes) - 1:
-            metrics.steps.labels(str(self.replica)).inc()
-        metrics.stage_compute_seconds.labels(*labels).inc(timing.compute_seconds)
-        metrics.stage_idle_seconds.labels(*labels).inc(timing.idle_seconds)
-        metrics.stage_receive_seconds.labels(*labels).inc(timing.receive_seconds)
-        metrics.stage_queue_seconds.labels(*labels).inc(timing.queue_seconds)
-        send = timing.send
-        if send is not None:
-            totals.add_send(send)
-            metrics.stage_send_seconds.labels(*labels).inc(send.seconds)
-            metrics.stage_send_hidden_seconds.labels(*labels).inc(send.hidden_seconds)
-            metrics.stage_sent_frames.labels(*labels).inc(send.num_frames)
-            link = (str(self.replica), f"{stage}-{stage + 1}")
-            metrics.hop_seconds.labels(*link).observe(send.seconds)
-            metrics.hop_bytes.labels(*link).inc(send.num_bytes)
+        if timing.send is not None:
+            totals.add_send(timing.send)
+        self._stages[record.stage].observe(timing)
+        if record.stage == len(self.tp_sizes) - 1:
+            self._steps.inc()
 
 
 class StepObserver:

@@ -47,6 +47,9 @@ def test_telemetry_send_is_counted_by_its_link() -> None:
     labels = {"replica": "0", "link": "0-1"}
     assert registry.get_sample_value("stagemesh_hop_seconds_sum", labels) == 0.5
     assert registry.get_sample_value("stagemesh_hop_bytes_total", labels) == 100
+    telemetry.record(StageRecord(0, 1, StageTiming(0.1, 0.2, 0.3, 0.4)))
+    nowhere = {"replica": "0", "link": "1-2"}
+    assert registry.get_sample_value("stagemesh_hop_bytes_total", nowhere) is None
 
 
 def test_telemetry_recovery_lasts_from_the_end_of_serving_to_its_return() -> None:

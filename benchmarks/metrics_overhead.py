@@ -1,0 +1,120 @@
+"""What the coordinator's metrics of one step cost, against the step's time on a stage.
+
+The cost is that of the calls by which the coordinator records a decode step: what it carries, each
+stage's report, and each token's latency; the fastest of several rounds, because other work on the
+machine only adds to it. The step's time is what the stages of a running mesh report. In a full
+pipeline one step is recorded in the time that a stage computes one.
+"""
+
+import argparse
+import asyncio
+import time
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.mesh import running_mesh
+from benchmarks.serving import infer_batch
+from coordinator.telemetry import ReplicaTelemetry, StepObserver
+from runtime.metrics import CoordinatorMetrics
+from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
+from scheduler import StageRecord
+from stagemesh import AsyncClient
+from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
+from stagemesh.render import compact_table
+
+SCRAPE_SECONDS = 5.0
+"""As deploy/prometheus.yml has it."""
+
+_NUM_ROUNDS, _STEPS_PER_ROUND = 9, 300
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds that the metrics of one step take, and those of one answer to Prometheus."""
+
+    step_seconds: float
+    scrape_seconds: float
+
+
+def metrics_cost(num_stages: int, batch: int) -> Cost:
+    """The fastest of several rounds."""
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    telemetry = ReplicaTelemetry(0, (1,) * num_stages, metrics)
+    observer = StepObserver(metrics, 0)
+    step = Step(1, chunks=tuple(SequenceChunk(slot, 200, (5,), (), True) for slot in range(batch)))
+    timing = StageTiming(1e-4, 1e-3, 2e-2, 1e-3, SendTiming(0, 1e-3, 1e-3, 1, 4096))
+    records = [StageRecord(1, stage, timing) for stage in range(num_stages)]
+
+    def record_step() -> None:
+        observer.observe(step, 0)
+        observer.observe_prefix_cache(0, 0)
+        for record in records:
+            telemetry.record(record)
+        for _ in step.chunks:
+            metrics.inter_token_latency.observe(0.02)
+
+    rounds = []
+    for _ in range(_NUM_ROUNDS):
+        started = time.perf_counter()
+        for _ in range(_STEPS_PER_ROUND):
+            record_step()
+        rounds.append((time.perf_counter() - started) / _STEPS_PER_ROUND)
+    started = time.perf_counter()
+    generate_latest(metrics.registry)
+    return Cost(min(rounds), time.perf_counter() - started)
+
+
+async def stage_seconds(client: AsyncClient, batch: int, num_tokens: int) -> float:
+    """A step's mean time on the slowest stage while so many prompts are answered."""
+    before = await _sums(client)
+    await infer_batch(client, batch, num_tokens)
+    after = await _sums(client)
+    return max(
+        (seconds - old_seconds) / (steps - old_steps)
+        for (old_seconds, old_steps), (seconds, steps) in zip(before, after, strict=True)
+    )
+
+
+async def _sums(client: AsyncClient) -> list[tuple[float, int]]:
+    (replica,) = (await client.state()).replicas
+    return [(stage.compute_seconds, stage.num_steps) for stage in replica.stages]
+
+
+async def compare(options: argparse.Namespace) -> Table:
+    """Runs a mesh and returns the table."""
+    title = f"Metrics of one step, {options.model} in {options.pp} stages"
+    names = ("sequences", "metrics us", "step on a stage ms", "share", "scrape ms", "share")
+    table = compact_table(title, *names, justify="right")
+    plan, device = PlanOptions(pp=options.pp), DeviceOptions(threads=1)
+    async with running_mesh(options.model, plan, BatchingOptions(), device) as client:
+        for batch in options.batch:
+            seconds = await stage_seconds(client, batch, options.tokens)
+            cost = metrics_cost(options.pp, batch)
+            table.add_row(
+                str(batch),
+                f"{1e6 * cost.step_seconds:.0f}",
+                f"{1e3 * seconds:.1f}",
+                f"{cost.step_seconds / seconds:.2%}",
+                f"{1e3 * cost.scrape_seconds:.1f}",
+                f"{cost.scrape_seconds / SCRAPE_SECONDS:.2%}",
+            )
+    return table
+
+
+def main() -> None:
+    """Parses the options, runs, prints the table."""
+    name = "python -m benchmarks.metrics_overhead"
+    parser = argparse.ArgumentParser(prog=name, description=__doc__)
+    parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
+    parser.add_argument("--pp", type=int, default=2, help="stages")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes")
+    parser.add_argument("--tokens", type=int, default=32, help="new tokens per prompt")
+    console = Console()
+    console.print(asyncio.run(compare(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()
