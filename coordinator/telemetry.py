@@ -14,7 +14,7 @@ from prometheus_client import Counter
 from coordinator.assignment import LoadReport
 from coordinator.requests import Finish
 from coordinator.stage_metrics import StageMetrics
-from runtime.errors import StagemeshError
+from runtime.errors import EpochEndedError, StagemeshError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import SendTiming, StageTiming, Step
 from scheduler import SchedulerLimits, StageRecord
@@ -146,8 +146,9 @@ class ReplicaTelemetry:
         for stage in range(self._num_shown):
             self.metrics.stage_up.labels(str(self.replica), str(stage)).set(0)
         self.stopped_serving = now
+        end = EpochEndedError.by(cause)
         recovery = Recovery(
-            epoch=epoch, cause=cause.code, detail=str(cause), ended_unix_seconds=time.time()
+            epoch=epoch, cause=end.cause, detail=end.detail, ended_unix_seconds=time.time()
         )
         self.recoveries.appendleft(recovery)
 

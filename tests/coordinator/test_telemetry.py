@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.assignment import LoadReport
 from coordinator.telemetry import ReplicaTelemetry, StepObserver
-from runtime.errors import WorkerDiedError
+from runtime.errors import EpochEndedError, WorkerDiedError
 from runtime.metrics import CoordinatorMetrics
 from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
 from scheduler import StageRecord
@@ -61,6 +61,13 @@ def test_telemetry_recovery_lasts_from_the_end_of_serving_to_its_return() -> Non
     assert registry.get_sample_value("stagemesh_recovery_seconds_sum", LABELS) == 2.5
     (recovery,) = telemetry.recoveries
     assert (recovery.epoch, recovery.cause, recovery.seconds) == (3, "worker_died", 2.5)
+
+
+def test_telemetry_recovery_names_what_ended_the_epoch_and_not_that_it_ended() -> None:
+    telemetry, _ = make_telemetry()
+    telemetry.stop_serving(10.0, 3, EpochEndedError(cause="drained", detail="worker w leaves"))
+    (recovery,) = telemetry.recoveries
+    assert (recovery.cause, recovery.detail) == ("drained", "worker w leaves")
 
 
 def test_step_observer_counts_each_token_of_the_prefix_cache_once() -> None:
