@@ -1,4 +1,4 @@
-"""Meshes of real containers, on one node and on four, through a kill and a cut network.
+"""Meshes of real containers, on one node and on four, through a kill, a cut and an upgrade.
 
 `make test-compose` runs it; its name keeps it out of other runs, because it builds an image.
 """
@@ -6,19 +6,24 @@
 import json
 import os
 import subprocess
+import time
 import urllib.request
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from stagemesh import Chat, ChatMessage, Client, GenerationRequest, Update
+from stagemesh import Client
 from stagemesh.ports import reserve
+from tests.compose.answers import ANSWER, REQUEST, ask, asking, rest_of, some_of, streaming
 from tests.compose.containers import (
     ROOT,
     Node,
+    assert_idle,
     build_image,
+    certificates,
     docker,
     network,
     node,
@@ -29,17 +34,6 @@ from tests.compose.containers import (
 pytestmark = pytest.mark.timeout(900)
 
 RUN = f"stagemesh-test-{os.getpid()}"
-REQUEST = GenerationRequest(
-    prompts=(Chat((ChatMessage("user", "Give me three tips for staying healthy."),)),),
-    max_tokens=100,
-)
-# What Transformers answers, in float32.
-ANSWER = (
-    "1. Stay hydrated: Drink plenty of water, especially during the heat. 2. Eat a balanced diet: "
-    "A balanced diet can help your body stay healthy. 3. Get enough sleep: Make sure you're "
-    "getting enough sleep each night."
-)
-ANSWER_SECONDS = 240.0
 NUM_STAGES = 3
 
 
@@ -76,31 +70,53 @@ def single(door: str, http_door: str) -> Iterator[Node]:
         yield one
 
 
+def worker_node(name: str, network_name: str, certs: Path) -> AbstractContextManager[Node]:
+    """A node with one worker, which has so much time to leave that a spare can take its place."""
+    return node(
+        f"{RUN}-{name}",
+        COMPOSE_PROFILES="worker",
+        STAGEMESH_COORDINATOR="coordinator:50051",
+        STAGEMESH_WORKERS="1",
+        STAGEMESH_THREADS="1",
+        STAGEMESH_GRACE="60",
+        STAGEMESH_STOP_AFTER="70s",
+        STAGEMESH_SECRETS=str(certificates(certs, name, "worker")),
+        STAGEMESH_TLS_DIR="/secrets",
+        **on_network(network_name),
+    )
+
+
+def on_network(name: str) -> dict[str, str]:
+    """Of a node on a network that is there already, with TLS on all links."""
+    return {
+        "STAGEMESH_NETWORK": name,
+        "STAGEMESH_NETWORK_EXTERNAL": "true",
+        "STAGEMESH_INSECURE_MESH": "false",
+    }
+
+
 @pytest.fixture(scope="class")
-def spread(door: str, http_door: str) -> Iterator[list[Node]]:
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the mesh's authority is."""
+    return tmp_path_factory.mktemp("certs")
+
+
+@pytest.fixture(scope="class")
+def spread(door: str, http_door: str, certs: Path) -> Iterator[list[Node]]:
     """A coordinator and three workers, each a project of its own on a network that they share."""
     with ExitStack() as stack:
         shared = stack.enter_context(network(f"{RUN}-shared"))
-        common = {"STAGEMESH_NETWORK": shared, "STAGEMESH_NETWORK_EXTERNAL": "true"}
         head = node(
             f"{RUN}-head",
             COMPOSE_PROFILES="coordinator",
             STAGEMESH_PP=str(NUM_STAGES),
             STAGEMESH_GRPC=door,
             STAGEMESH_HTTP=http_door,
-            **common,
+            STAGEMESH_SECRETS=str(certificates(certs, "head", "coordinator")),
+            STAGEMESH_TLS_DIR="/secrets",
+            **on_network(shared),
         )
-        workers = [
-            node(
-                f"{RUN}-worker-{index}",
-                COMPOSE_PROFILES="worker",
-                STAGEMESH_COORDINATOR="coordinator:50051",
-                STAGEMESH_WORKERS="1",
-                STAGEMESH_THREADS="1",
-                **common,
-            )
-            for index in range(NUM_STAGES)
-        ]
+        workers = [worker_node(f"worker-{index}", shared, certs) for index in range(NUM_STAGES)]
         nodes = [stack.enter_context(one) for one in (head, *workers)]
         for one in nodes:
             one.up()
@@ -109,27 +125,17 @@ def spread(door: str, http_door: str) -> Iterator[list[Node]]:
         yield nodes
 
 
-def streaming(
-    client: Client, request: GenerationRequest = REQUEST
-) -> Generator[Update, None, None]:
-    """The request's updates."""
-    return client.infer(request, timeout_seconds=ANSWER_SECONDS)
-
-
-def ask(door: str, request: GenerationRequest = REQUEST) -> str:
-    """The whole answer."""
-    with Client(door) as client:
-        return rest_of(streaming(client, request))
-
-
-def some_of(updates: Generator[Update, None, None]) -> str:
-    """The first few updates' text, so that the rest is still to come."""
-    return "".join(next(updates).text for _ in range(5))
-
-
-def rest_of(updates: Generator[Update, None, None]) -> str:
-    """All that is still to come."""
-    return "".join(update.text for update in updates)
+def replace_worker(worker: Node, door: str, answers: list[str]) -> None:
+    """Makes the node's container anew; returns when the mesh is complete and has answered since."""
+    worker.up("--force-recreate", "--wait")
+    num_before = len(answers)
+    wait_for_state(
+        door,
+        lambda state: (
+            state.ready and len(state.workers) == NUM_STAGES + 1 and len(answers) > num_before
+        ),
+        "complete, and answering",
+    )
 
 
 class TestOneNode:
@@ -170,7 +176,26 @@ class TestOneNode:
 
 
 class TestFourNodes:
-    """A coordinator and three workers, each a project of its own."""
+    """A coordinator and three workers, each a project of its own, with TLS on all links."""
+
+    def test_workers_replaced_one_after_another_under_load_lose_no_request(
+        self, spread: list[Node], door: str, certs: Path
+    ) -> None:
+        short = replace(REQUEST, max_tokens=20)
+        expected = ask(door, short)
+        begin = time.time()
+        with worker_node("spare", f"{RUN}-shared", certs) as spare:
+            spare.up("--wait")
+            with asking(door, short) as answers:
+                for worker in spread[1:]:
+                    replace_worker(worker, door, answers)
+            with Client(door) as client:
+                causes = [
+                    one.cause for one in client.state().recoveries if one.ended_unix_seconds > begin
+                ]
+        assert set(answers) == {expected}
+        assert set(causes) == {"drained"}
+        assert len(causes) == NUM_STAGES
 
     def test_node_killed_while_answering_comes_back_and_tokens_are_equal(
         self, spread: list[Node], door: str
@@ -215,18 +240,3 @@ def test_host_network_serves_at_the_addresses_that_it_is_told() -> None:
     ) as one:
         one.up("--wait")
         assert ask(door) == ANSWER
-
-
-def assert_idle(door: str) -> None:
-    """No request, KV block or slot is held, at the latest after a moment."""
-    wait_for_state(
-        door,
-        lambda state: (
-            state.num_running == state.num_waiting == 0
-            and all(
-                replica.num_kv_blocks_used == replica.num_slots_used == 0
-                for replica in state.replicas
-            )
-        ),
-        "idle",
-    )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagemesh import Client, MeshState, StagemeshRpcError
+from tests.integration.processes import run_command
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "stagemesh:test"
@@ -68,6 +69,18 @@ def build_image() -> None:
             arguments += ["--network", "host", "--build-arg", f"PIP_FIND_LINKS={url}"]
             arguments += ["--build-arg", "TORCH_CPU_INDEX="]
         docker(*arguments, ".", timeout_seconds=_BUILD_SECONDS)
+
+
+def certificates(authority: Path, name: str, role: str) -> Path:
+    """A folder for one node from `stagemesh certs`, which the containers' user can read."""
+    made = run_command("certs", str(authority), "--node", name, "--role", role)
+    assert made.returncode == 0, made.stderr
+    folder = authority / name
+    # Temporary folders are their owner's alone; a mount needs only what is in it.
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +155,21 @@ def wait_for_state(target: str, is_wanted: Callable[[MeshState], bool], what: st
                 if is_wanted(state):
                     return state
     raise AssertionError(f"{target} is not {what}: {state}")
+
+
+def assert_idle(door: str) -> None:
+    """No request, KV block or slot is held, at the latest after a moment."""
+    wait_for_state(
+        door,
+        lambda state: (
+            state.num_running == state.num_waiting == 0
+            and all(
+                replica.num_kv_blocks_used == replica.num_slots_used == 0
+                for replica in state.replicas
+            )
+        ),
+        "idle",
+    )
 
 
 @contextlib.contextmanager
