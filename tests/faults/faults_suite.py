@@ -32,6 +32,8 @@ from tests.integration.tiny_chat import TinyChat
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 FREEZE_SECONDS = 5.0
+# Three pings, and some.
+IDLE_SECONDS = 35.0
 STAGES = (0, 1)
 
 
@@ -312,3 +314,12 @@ def test_client_whose_connection_is_half_open_is_let_go(cluster: Cluster) -> Non
         proxy.heal()
         with suppress(Exception):
             asked.result()
+
+
+def test_idle_mesh_keeps_its_streams_over_several_keepalives(cluster: Cluster) -> None:
+    # TensorRT-LLM#11992: pings that the other end did not permit drew GOAWAY.
+    epoch = cluster.wait_until(lambda state: state.ready, "ready").replicas[0].epoch
+    time.sleep(IDLE_SECONDS)  # is what is tried
+    with asking(cluster, *REQUESTS[:2]):
+        pass
+    assert cluster.wait_until(lambda state: state.ready, "ready").replicas[0].epoch == epoch

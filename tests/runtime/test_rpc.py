@@ -21,7 +21,9 @@ from runtime.errors import (
     UnknownModelError,
 )
 from runtime.rpc import (
+    CHANNEL_OPTIONS,
     MAX_MESSAGE_BYTES,
+    SERVER_OPTIONS,
     bind,
     dial,
     epoch_end_from_rpc,
@@ -269,3 +271,13 @@ def test_split_address_of_malformed_raises(address: str) -> None:
 
 def test_split_address_of_ipv6_drops_the_brackets() -> None:
     assert split_address("[::1]:50050") == ("::1", 50050)
+
+
+def test_keepalive_of_both_ends_agrees() -> None:
+    # TensorRT-LLM#11992: a server that does not permit its clients' pings ends their streams.
+    client, server = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
+    for options in (client, server):
+        assert options["grpc.http2.max_pings_without_data"] == 0
+        assert options["grpc.keepalive_permit_without_calls"] == 1
+    assert client["grpc.keepalive_time_ms"] > server["grpc.http2.min_ping_interval_without_data_ms"]
+    assert client["grpc.keepalive_time_ms"] + client["grpc.keepalive_timeout_ms"] <= 15_000

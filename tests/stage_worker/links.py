@@ -13,13 +13,13 @@ from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE
 Handler = Callable[[ForwardContext], Awaitable[None]]
 
 
-def link_plan(address: str = "") -> LinkPlan:
+def link_plan(address: str = "", hidden_size: int = HIDDEN_SIZE) -> LinkPlan:
     """The whole hidden dimension to the one rank of the next stage."""
-    return LinkPlan(EPOCH, 0, address, 2, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE))
+    return LinkPlan(EPOCH, 0, address, 2, stage_pb2.DTYPE_FLOAT32, (0, hidden_size))
 
 
 @asynccontextmanager
-async def linked(handler: Handler) -> AsyncIterator[NextStage]:
+async def linked(handler: Handler, hidden_size: int = HIDDEN_SIZE) -> AsyncIterator[NextStage]:
     """A link to a peer that does what `handler` says."""
 
     async def forward(_: Any, context: ForwardContext) -> None:
@@ -31,7 +31,7 @@ async def linked(handler: Handler) -> AsyncIterator[NextStage]:
     address = await rpc.bind(server, "127.0.0.1:0")
     await server.start()
     try:
-        async with NextStage(link_plan(address)) as link:
+        async with NextStage(link_plan(address, hidden_size)) as link:
             yield link
     finally:
         await server.stop(grace=1.0)
