@@ -6,9 +6,8 @@ from typing import Never
 import torch
 
 from runtime.rpc import MAX_MESSAGE_BYTES
-from stage_worker.receiver import Receiver
 from stage_worker.transport import CHUNK_BYTES, ForwardContext
-from tests.stage_worker.frames import make_header, receive_plan
+from tests.stage_worker.frames import make_header, make_receiver, receive_plan
 from tests.stage_worker.links import linked, next_frame
 
 NUM_TOKENS, WIDTH = 12, 1 << 20
@@ -20,7 +19,7 @@ async def test_step_larger_than_any_message_arrives_whole_while_the_loop_turns()
     # blocks the event loop.
     hidden_TH = torch.arange(NUM_TOKENS * WIDTH, dtype=torch.float32).reshape(NUM_TOKENS, WIDTH)
     assert hidden_TH.nbytes > 2 * MAX_MESSAGE_BYTES
-    receiver = Receiver(receive_plan(hidden_interval=(0, WIDTH)))
+    receiver = make_receiver(receive_plan(hidden_interval=(0, WIDTH)))
     num_turns = 0
 
     async def count_turns() -> Never:
@@ -44,7 +43,7 @@ async def test_step_larger_than_any_message_arrives_whole_while_the_loop_turns()
         received = await receiver.take()
         counting.cancel()
     assert sent.num_frames == NUM_CHUNKS
-    assert received.hidden_TH is not None
-    assert torch.equal(received.hidden_TH, hidden_TH)
+    assert received.hidden is not None
+    assert torch.equal(received.hidden.arrived(), hidden_TH)
     # Once for each chunk, at the least.
     assert num_turns >= NUM_CHUNKS
