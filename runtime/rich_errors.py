@@ -53,6 +53,19 @@ def error_metadata(status: bytes) -> dict[str, str]:
     return dict(info.metadata) if any(detail.Unpack(info) for detail in details) else {}
 
 
+def retry_after_seconds(status: bytes) -> float | None:
+    """When to try again, from the status that `error_status` made; None where it does not say."""
+    try:
+        details = Status.FromString(status).details
+    except DecodeError:
+        return None
+    info = RetryInfo()
+    if not any(detail.Unpack(info) for detail in details):
+        return None
+    delay = info.retry_delay
+    return max(0.0, delay.seconds + delay.nanos / 1e9)
+
+
 def _details(error: StagemeshError) -> list[Message]:
     details: list[Message] = [
         ErrorInfo(reason=error.code.upper(), domain=DOMAIN, metadata=_metadata(error))

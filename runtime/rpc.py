@@ -164,6 +164,11 @@ def error_from_rpc(exc: grpc.aio.AioRpcError) -> tuple[str, str]:
     return code or exc.code().name.lower(), exc.details() or exc.code().name
 
 
+def details_from_rpc(exc: grpc.aio.AioRpcError) -> bytes:
+    """The `google.rpc.Status` of a failed call, serialized; empty where there is none."""
+    return bytes(dict(exc.trailing_metadata() or ()).get(DETAILS_KEY, b""))
+
+
 def epoch_end_from_rpc(exc: grpc.aio.AioRpcError, who: str) -> EpochEndedError:
     """What the failed call to `who` says of the end of its epoch: the first cause, told once."""
     code, message = error_from_rpc(exc)
@@ -173,6 +178,6 @@ def epoch_end_from_rpc(exc: grpc.aio.AioRpcError, who: str) -> EpochEndedError:
         code = "stream_closed"
     if code != EpochEndedError.code:
         return EpochEndedError(cause=code, detail=f"{who}: {message}")
-    cause = error_metadata(bytes(trailer.get(DETAILS_KEY, b""))).get("cause", code)
+    cause = error_metadata(details_from_rpc(exc)).get("cause", code)
     opening = str(EpochEndedError(cause=cause, detail=""))
     return EpochEndedError(cause=cause, detail=f"{who}: {message.removeprefix(opening)}")

@@ -1,8 +1,12 @@
 """Owns when a generation that failed is asked for again: only if that cannot give anything twice.
 
-A server that was there and went away, as one that restarts does, is asked again under the same
-request id, as long as nothing of the answer has come. A server that never was there is not waited
-for, and what a server refuses is not asked again.
+Only while nothing of the answer has come, and always under the same request id:
+
+- a server that was there and went away, as one that restarts does, is asked again; one that never
+  was there is not waited for;
+- a server that has no room now is asked again when it says so (`RetryInfo`), and not before.
+
+All else is final: a refusal that stays one, and a failure that the request itself may have caused.
 """
 
 import random
@@ -15,7 +19,9 @@ from stagemesh.rpc_error import StagemeshRpcError
 RETRY_SECONDS: Final = 30.0
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
 # The server is gone, or says that it goes.
-_PASSING: Final = ("unreachable", "shutting_down")
+_GONE: Final = ("unreachable", "shutting_down")
+# What refuses a request that has cost nothing yet, and may have room for it later.
+_NO_ROOM: Final = "RESOURCE_EXHAUSTED"
 
 
 class Attempts:
@@ -52,11 +58,18 @@ class Attempts:
         self._was_reached |= was_reached
         if self._give_up_at is None:
             self._give_up_at = now + self._retry_seconds
-        if has_updates or not self._was_reached or error.code not in _PASSING:
+        if has_updates or not self._may_pass(error):
             raise error
+        # The jitter keeps clients apart that were told the same.
         pause_seconds = self._pause_seconds * self._jitter.uniform(0.5, 1.0)
+        pause_seconds += error.retry_after_seconds or 0.0
         self._pause_seconds = min(2 * self._pause_seconds, _MAX_PAUSE_SECONDS)
         left = min(self._give_up_at, self._deadline or self._give_up_at) - now
         if pause_seconds > left:
             raise error
         return pause_seconds
+
+    def _may_pass(self, error: StagemeshRpcError) -> bool:
+        if error.code in _GONE:
+            return self._was_reached
+        return error.status == _NO_ROOM and error.retry_after_seconds is not None

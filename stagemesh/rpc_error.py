@@ -3,20 +3,25 @@
 import grpc
 import grpc.aio
 
-from runtime.rpc import error_from_rpc
+from runtime.rich_errors import retry_after_seconds
+from runtime.rpc import details_from_rpc, error_from_rpc
 
 
 class StagemeshRpcError(Exception):
     """Raised when a call fails.
 
     `code` is the server's stable word (`prompt_too_long`, `queue_full`, ...) or `unreachable`
-    when no server answered; `status` is the gRPC status name; `str()` is for people.
+    when no server answered; `status` is the gRPC status name; `retry_after_seconds` is when the
+    server says that the same call may work, if it does; `str()` is for people.
     """
 
-    def __init__(self, code: str, status: str, message: str) -> None:
+    def __init__(
+        self, code: str, status: str, message: str, retry_after_seconds: float | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
 
 
 def rpc_error(error: grpc.RpcError, target: str) -> StagemeshRpcError:
@@ -33,4 +38,4 @@ def rpc_error(error: grpc.RpcError, target: str) -> StagemeshRpcError:
         )
     elif code == "deadline_exceeded":
         message = "the deadline passed before the answer was complete; allow more time"
-    return StagemeshRpcError(code, status, message)
+    return StagemeshRpcError(code, status, message, retry_after_seconds(details_from_rpc(error)))

@@ -88,7 +88,8 @@ class Client:
     ) -> Generator[Update, None, None]:
         """Streams the updates of all prompts as they come; they carry their prompt's index.
 
-        A server that goes away before the first of them is asked again, as `retry.py` says.
+        A server that goes away or has no room before the first of them is asked again, as
+        `retry.py` says.
         """
         attempts = Attempts(timeout_seconds, self._retry_seconds)
         message = identified(request)

@@ -56,7 +56,7 @@ async def connect(
     target, api_key, tls_ca = address.target, address.api_key, address.tls_ca
     tls = None if tls_ca is None else trusting(tls_ca)
     if address.door == "grpc":
-        async with AsyncClient(target, api_key=api_key, tls=tls) as client:
+        async with AsyncClient(target, api_key=api_key, tls=tls, retry_seconds=0) as client:
             yield GrpcCaller(client, timeout_seconds, ignore_eos)
         return
     async with httpx.AsyncClient(

@@ -23,9 +23,10 @@ AnyContext = grpc.aio.ServicerContext[Any, Any]
 
 
 class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsServicer):
-    """Echoes the prompt letter by letter; `hang` then waits, `full` refuses."""
+    """Echoes the prompt letter by letter; `hang` then waits, `full` refuses, `busy` but once."""
 
     def __init__(self) -> None:
+        self.asked_ids: list[str] = []
         self.abandoned = asyncio.Event()
         self.num_open = 0
         self.most_open = 0
@@ -36,7 +37,8 @@ class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsService
         text = request.prompts[0].text
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
-        if text == "full":
+        self.asked_ids.append(request.request_id)
+        if text == "full" or (text == "busy" and len(self.asked_ids) == 1):
             self.num_open -= 1
             raise QueueFullError(num_waiting=3, limit=3)
         try:
@@ -140,7 +142,7 @@ async def test_sync_client_asks_for_tokens_models_and_cancellation(target: str) 
 
 
 async def test_async_infer_refused_has_the_servers_code(target: str) -> None:
-    async with AsyncClient(target) as client:
+    async with AsyncClient(target, retry_seconds=0) as client:
         with pytest.raises(StagemeshRpcError, match="limit 3") as caught:
             await collect(client.infer(request("full")))
     assert (caught.value.code, caught.value.status) == ("queue_full", "RESOURCE_EXHAUSTED")
@@ -148,12 +150,33 @@ async def test_async_infer_refused_has_the_servers_code(target: str) -> None:
 
 async def test_sync_infer_refused_has_the_servers_code(target: str) -> None:
     def ask() -> None:
-        with Client(target) as client:
+        with Client(target, retry_seconds=0) as client:
             list(client.infer(request("full")))
 
     with pytest.raises(StagemeshRpcError, match="limit 3") as caught:
         await asyncio.to_thread(ask)
-    assert caught.value.code == "queue_full"
+    assert (caught.value.code, caught.value.retry_after_seconds) == ("queue_full", 1)
+
+
+async def test_async_infer_refused_for_now_is_asked_again_under_its_id(
+    target: str, door: Door
+) -> None:
+    async with AsyncClient(target) as client:
+        assert await collect(client.infer(request("busy"))) == "busy"
+    assert len(door.asked_ids) == 2
+    assert len(set(door.asked_ids)) == 1
+
+
+async def test_sync_infer_refused_for_now_is_asked_again_under_its_id(
+    target: str, door: Door
+) -> None:
+    def ask() -> str:
+        with Client(target) as client:
+            return "".join(update.text for update in client.infer(request("busy")))
+
+    assert await asyncio.to_thread(ask) == "busy"
+    assert len(door.asked_ids) == 2
+    assert len(set(door.asked_ids)) == 1
 
 
 async def test_infer_past_its_deadline_says_so(target: str) -> None:
@@ -210,7 +233,7 @@ async def test_sync_generate_many_gives_whole_answers_in_order_and_bounded(
 
 
 async def test_async_generate_many_that_fails_cancels_the_others(target: str, door: Door) -> None:
-    async with AsyncClient(target) as client:
+    async with AsyncClient(target, retry_seconds=0) as client:
         with pytest.raises(StagemeshRpcError, match="limit 3"):
             async for _ in client.generate_many(map(request, ("full", "hang", "hang"))):
                 pass

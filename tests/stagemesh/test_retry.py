@@ -5,6 +5,7 @@ import pytest
 from stagemesh.retry import Attempts
 from stagemesh.rpc_error import StagemeshRpcError
 
+FULL = StagemeshRpcError("queue_full", "RESOURCE_EXHAUSTED", "full", retry_after_seconds=4.0)
 GONE = StagemeshRpcError("unreachable", "UNAVAILABLE", "connection reset")
 
 
@@ -40,6 +41,24 @@ def test_attempts_refusal_is_final() -> None:
     refused = StagemeshRpcError("prompt_too_long", "INVALID_ARGUMENT", "too long")
     with pytest.raises(StagemeshRpcError):
         Attempts(None, 30.0, Clock()).pause_after(refused, was_reached=True, has_updates=False)
+
+
+def test_attempts_server_without_room_is_asked_again_when_it_says() -> None:
+    attempts = Attempts(None, 30.0, Clock())
+    pauses = [attempts.pause_after(FULL, was_reached=True, has_updates=False) for _ in range(5)]
+    assert all(4.0 < pause <= 6.0 for pause in pauses)
+
+
+def test_attempts_server_without_room_for_longer_than_there_is_time_is_not_asked_again() -> None:
+    for attempts in (Attempts(3.0, 30.0, Clock()), Attempts(None, 3.0, Clock())):
+        with pytest.raises(StagemeshRpcError):
+            attempts.pause_after(FULL, was_reached=True, has_updates=False)
+
+
+def test_attempts_failure_that_the_request_may_have_caused_is_final() -> None:
+    ended = StagemeshRpcError("epoch_ended", "UNAVAILABLE", "a stage died", retry_after_seconds=1.0)
+    with pytest.raises(StagemeshRpcError):
+        Attempts(None, 30.0, Clock()).pause_after(ended, was_reached=True, has_updates=False)
 
 
 @pytest.mark.parametrize(("timeout_seconds", "retry_seconds"), [(None, 10.0), (10.0, 60.0)])
