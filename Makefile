@@ -3,13 +3,14 @@ PYTHON ?=
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-clients test-compose test-fuzz test-ops test-faults soak check coverage proto setup clean
+.PHONY: help demo test test-clients test-clients-heavy test-compose test-fuzz test-ops test-faults soak check coverage proto setup clean
 
 help:
 	@echo "make demo      start a 2-stage mesh on the bundled model and stream one answer"
 	@echo "make test      lint, types, layers, protos, then all tests"
 	@echo "make test-compose  build the image, run meshes of containers; needs a Docker engine"
 	@echo "make test-clients  the tests with outside clients only"
+	@echo "make test-clients-heavy  lm-eval, guidellm and aiperf, in environments of their own"
 	@echo "make test-fuzz  10,000 random requests at each door"
 	@echo "make test-ops  a real Prometheus and a real browser against a mesh"
 	@echo "make test-faults  kills, freezes and bad links at every phase; takes some minutes"
@@ -32,6 +33,10 @@ test-compose: $(READY)
 
 test-clients: $(READY)
 	@$(VENV)/bin/pytest tests/clients
+
+test-clients-heavy: $(READY)
+	@scripts/client-tools
+	@$(VENV)/bin/pytest tests/clients/heavy_suite.py
 
 test-fuzz: $(READY)
 	@$(VENV)/bin/pytest -s tests/coordinator/fuzz_suite.py

@@ -228,7 +228,8 @@ class Admission:
                 reads_prefix_cache=sampling.num_prompt_logprobs is None,
             )
             stops = StopStrings(request.stop, request.include_stop)
-            text = AnswerText(Detokenizer(model.tokenizer), stops, request.min_tokens)
+            detokenizer = Detokenizer(model.tokenizer, prompt)
+            text = AnswerText(detokenizer, stops, request.min_tokens)
             generations.append(Generation(sequence, number, text, output, account, request.door))
         return output, generations
 

@@ -1,9 +1,12 @@
 """Token ids to text while they come, never showing half a character.
 
-Owns nothing but the tail of one stream. All pieces together equal `Tokenizer.decode` of all tokens
-at once, also where a character is spread over tokens or the bytes are no text at all.
+Owns nothing but the tail of one stream. All pieces together are what `Tokenizer.decode` of prompt
+and answer at once has beyond the prompt's own text, also where a character is spread over tokens,
+the prompt ends inside one, or the bytes are no text at all.
 """
 
+from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Final
 
 from coordinator.tokenizer import Tokenizer
@@ -23,9 +26,12 @@ class Detokenizer:
     one bad byte turns all of it into �).
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+        """The text goes on behind the prompt; a character that it leaves open is told whole."""
         self._tokenizer = tokenizer
-        self._tail_ids: list[int] = []
+        self._tail_ids = _tail(tokenizer, prompt_ids)
+        # The prompt's end, until there is text behind it.
+        self._prompt_text: str | None = tokenizer.decode(self._tail_ids)
         self._num_returned = 0
 
     def push(self, token_id: int) -> str:
@@ -37,7 +43,11 @@ class Detokenizer:
             return ""
         text = self._tokenizer.decode(self._tail_ids)
         num_certain = _num_certain(text)
-        new_text = text[self._num_returned : num_certain]
+        num_known = self._num_known(text)
+        if self._prompt_text is not None and num_known >= num_certain:
+            return ""
+        self._prompt_text = None
+        new_text = text[num_known:num_certain]
         self._num_returned = num_certain
         if len(self._tail_ids) >= 2 * _KEPT_TOKENS:
             self._tail_ids = self._tail_ids[-_KEPT_TOKENS:]
@@ -46,10 +56,67 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The rest; what is no text by now never will be, and becomes �."""
-        text = self._tokenizer.decode(self._tail_ids)[self._num_returned :]
+        text = self._tokenizer.decode(self._tail_ids)
+        new_text = text[self._num_known(text) :]
         self._tail_ids = []
+        self._prompt_text = None
         self._num_returned = 0
-        return text
+        return new_text
+
+    def _num_known(self, text: str) -> int:
+        """Characters of `text` that were returned, or that the prompt ends with."""
+        if self._prompt_text is None:
+            return self._num_returned
+        return len(commonprefix((self._prompt_text, text)))
+
+
+class PromptEcho:
+    """The text of a prompt in front of its answer, so that both join without a seam."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], text: str | None = None
+    ) -> None:
+        """`text` is the prompt's where it came as one; then no answer changes it."""
+        self._tokenizer = tokenizer
+        self._text = tokenizer.decode(prompt_ids) if text is None else text
+        self._tail_ids = _tail(tokenizer, prompt_ids)
+        self._answer_ids: list[int] = []
+
+    def push(self, answer_ids: Sequence[int]) -> None:
+        """Takes tokens of the answer, all in front of and in the first text that it has."""
+        self._answer_ids += answer_ids
+
+    def opening(self) -> str:
+        """What no answer changes."""
+        return self._text[: self._num_certain]
+
+    def rest(self) -> str:
+        """What is left; where the answer changes that, its own text has it instead."""
+        before = self._tokenizer.decode(self._tail_ids)
+        after = self._tokenizer.decode([*self._tail_ids, *self._answer_ids])
+        num_changed = len(before) - len(commonprefix((before, after)))
+        return self._text[self._num_certain : len(self._text) - num_changed]
+
+    @property
+    def _num_certain(self) -> int:
+        if self._tail_ids and self._tokenizer.is_byte(self._tail_ids[-1]):
+            # Of a run of raw bytes, all is open.
+            return len(self._text) - len(self._tokenizer.decode(self._tail_ids))
+        return _num_certain(self._text) if self._tail_ids else len(self._text)
+
+
+def _tail(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
+    """The prompt's last tokens that show: its last run of raw bytes, and some before that."""
+    tail: list[int] = []
+    num_others = 0
+    for token_id in reversed(prompt_ids):
+        if not tokenizer.is_text(token_id):
+            continue
+        num_others += num_others > 0 or not tokenizer.is_byte(token_id)
+        tail.append(token_id)
+        if num_others == _KEPT_TOKENS:
+            break
+    return tail[::-1]
 
 
 def _num_certain(text: str) -> int:

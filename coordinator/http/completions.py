@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from coordinator.detokenizer import PromptEcho
 from coordinator.http.fields import Fields, integer, refuse, text
 from coordinator.http.form import JSON, Answer, Call, finish_name
 from coordinator.http.parameters import take_delivery, take_max_tokens, take_request
@@ -78,33 +79,52 @@ class CompletionForm:
         self._num_choices = num_choices
         self._texts = TokenTexts(model.tokenizer) if has_logprobs else None
         self._offsets: dict[int, int] = {}
+        # By choice, while a stream has not told its whole prompt.
+        self._open: dict[int, PromptEcho] = {}
 
     def openings(self, index: int) -> Iterator[JSON]:
-        """The echoed prompt."""
+        """The echoed prompt, but for what the answer may change of its last character."""
         if self._echo:
-            yield _choice(index, self._prompt_text(index), None, None)
+            echo = self._open[index] = self._prompt_echo(index)
+            yield _choice(index, echo.opening(), None, None)
 
     def chunks(self, index: int, update: Update) -> Iterator[JSON]:
         """The text with its tokens, and the end with the last of it."""
         logprobs = self._logprobs(index, (*update.prompt_tokens, *update.tokens))
         reason = finish_name(update.finish)
-        if update.text or logprobs or reason:
-            yield _choice(index, update.text, logprobs, reason)
+        content = self._end_of_prompt(index, update) + update.text
+        if content or logprobs or reason:
+            yield _choice(index, content, logprobs, reason)
 
     def choice(self, index: int, answer: Answer) -> JSON:
         """One text."""
-        whole = self._prompt_text(index) + answer.text
+        whole = answer.text
+        if self._echo:
+            echo = self._prompt_echo(index)
+            echo.push([token.token_id for token in answer.tokens])
+            whole = echo.opening() + echo.rest() + answer.text
         logprobs = self._logprobs(index, (*answer.prompt_tokens, *answer.tokens))
         return _choice(index, whole, logprobs, finish_name(answer.finish))
 
-    def _prompt_text(self, index: int) -> str:
-        match self._echo[index // self._num_choices] if self._echo else None:
+    def _prompt_echo(self, index: int) -> PromptEcho:
+        match self._echo[index // self._num_choices]:
             case TextPrompt(prompt_text):
-                return prompt_text
+                return PromptEcho(self._tokenizer, (), prompt_text)
             case TokenPrompt(token_ids):
-                return self._tokenizer.decode(token_ids)
-            case _:
-                return ""
+                return PromptEcho(self._tokenizer, token_ids)
+            case other:
+                raise AssertionError(other)  # `_prompts` makes no others
+
+    def _end_of_prompt(self, index: int, update: Update) -> str:
+        """What the opening left out, with the first text that comes behind it."""
+        echo = self._open.get(index)
+        if echo is None:
+            return ""
+        echo.push([token.token_id for token in update.tokens])
+        if not update.text and update.finish is None:
+            return ""
+        del self._open[index]
+        return echo.rest()
 
     def _logprobs(self, index: int, tokens: Sequence[SampledToken | PromptToken]) -> JSON | None:
         """`text_offset` counts characters of the answer so far, by the tokens' own texts.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.detokenizer import Detokenizer
+from coordinator.detokenizer import Detokenizer, PromptEcho
 from coordinator.tokenizer import Tokenizer
 from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
@@ -152,3 +152,93 @@ def test_push_of_endless_broken_bytes_looks_at_a_bounded_tail(
     parts = stream(bundled, [broken] * 500)
     assert max(lengths) <= 16
     assert "".join(parts) == decode([broken] * 500)
+
+
+def continuation(tokenizer: Tokenizer, prompt: Sequence[int], answer: Sequence[int]) -> str:
+    detokenizer = Detokenizer(tokenizer, prompt)
+    return "".join([*map(detokenizer.push, answer), detokenizer.finish()])
+
+
+def assert_joins(tokenizer: Tokenizer, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    """The stream is all text but the prompt's; behind an echo of the prompt it is all text."""
+    whole, prompt_text = tokenizer.decode([*prompt, *answer]), tokenizer.decode(prompt)
+    streamed = continuation(tokenizer, prompt, answer)
+    assert whole.endswith(streamed)
+    if whole.startswith(prompt_text):
+        assert prompt_text + streamed == whole
+    echo = PromptEcho(tokenizer, prompt)
+    opening = echo.opening()
+    assert whole.startswith(opening)
+    echo.push(answer)
+    assert opening + echo.rest() + streamed == whole
+
+
+@given(
+    prompt=st.lists(st.integers(0, SMOLLM2_VOCAB_SIZE + 5), max_size=30),
+    answer=st.lists(st.integers(0, SMOLLM2_VOCAB_SIZE + 5), max_size=30),
+)
+@settings(deadline=None)
+def test_stream_after_any_byte_level_prompt_joins_it(
+    bundled: Tokenizer, prompt: list[int], answer: list[int]
+) -> None:
+    assert_joins(bundled, prompt, answer)
+
+
+@given(text=st.text(min_size=1, max_size=20), data=st.data())
+@settings(deadline=None)
+def test_stream_after_prompt_cut_anywhere_in_a_text_gives_whole_characters(
+    bundled: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    token_ids = bundled.encode(text)
+    cut = data.draw(st.integers(0, len(token_ids)))
+    assert_joins(bundled, token_ids[:cut], token_ids[cut:])
+
+
+@given(
+    prompt=st.lists(st.integers(0, NUM_BYTE_FALLBACK + 5), max_size=30),
+    answer=st.lists(st.integers(0, NUM_BYTE_FALLBACK + 5), max_size=30),
+)
+@settings(deadline=None, max_examples=300)
+def test_stream_after_any_byte_fallback_prompt_joins_it(
+    byte_fallback: Tokenizer, prompt: list[int], answer: list[int]
+) -> None:
+    assert_joins(byte_fallback, prompt, answer)
+
+
+def test_stream_after_half_a_character_tells_it_whole(
+    bundled: Tokenizer, byte_fallback: Tokenizer
+) -> None:
+    for cut in range(1, 4):
+        emoji = byte_ids("😀".encode())
+        prompt, answer = pieces("▁hello") + emoji[:cut], emoji[cut:] + pieces("lo")
+        assert continuation(byte_fallback, prompt, answer) == "😀lo"
+    girl = bundled.encode("a👧")
+    assert continuation(bundled, girl[:-1], girl[-1:]) == "👧"
+
+
+def test_stream_after_prompt_whose_last_bytes_are_a_character_does_not_tell_it_again(
+    byte_fallback: Tokenizer,
+) -> None:
+    prompt = pieces("▁hello") + byte_ids(("😀" * 9).encode())
+    assert continuation(byte_fallback, prompt, pieces("lo")) == "lo"
+    assert continuation(byte_fallback, prompt, byte_ids("é".encode())) == "é"
+
+
+def test_stream_after_prompt_with_broken_end_tells_the_answer_alone(bundled: Tokenizer) -> None:
+    girl, word = bundled.encode("a👧"), bundled.encode(" word")
+    assert continuation(bundled, girl[:-1], word) == " word"
+
+
+def test_stream_of_word_after_prompt_keeps_its_space(byte_fallback: Tokenizer) -> None:
+    assert continuation(byte_fallback, [1, *pieces("▁hello")], pieces("▁hello")) == " hello"
+    assert continuation(byte_fallback, [1], pieces("▁hello")) == "hello"
+
+
+def test_echo_streamed_before_an_answer_leaves_out_an_open_character(bundled: Tokenizer) -> None:
+    girl = bundled.encode("a👧")
+    echo = PromptEcho(bundled, girl[:-1])
+    assert echo.opening() == "a"
+    echo.push(girl[-1:])
+    assert echo.rest() == ""
+    unanswered = PromptEcho(bundled, girl[:-1])
+    assert unanswered.opening() + unanswered.rest() == "a" + REPLACEMENT

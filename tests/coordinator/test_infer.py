@@ -16,7 +16,7 @@ async def test_infer_one_prompt_gives_the_models_tokens(toy_folder: Path) -> Non
     async with toy_mesh(toy_folder) as mesh:
         answer = (await collect(mesh.infer(token_request(PROMPT, max_tokens=20))))[0]
     assert answer.tokens == toy_answer(PROMPT, 20)
-    assert answer.text == " ".join(f"w{token}" for token in answer.tokens)
+    assert answer.text == "".join(f" w{token}" for token in answer.tokens)
     assert answer.last.finish_reason == inference_pb2.FINISH_REASON_LENGTH
     assert answer.last.usage.prompt_tokens == 3
     assert answer.last.usage.completion_tokens == 20
@@ -77,7 +77,7 @@ async def test_infer_stop_token_is_reported_without_its_text(toy_folder: Path) -
     async with toy_mesh(toy_folder) as mesh:
         answer = (await collect(mesh.infer(request)))[0]
     assert answer.tokens == expected
-    assert answer.text == " ".join(f"w{token}" for token in expected[:-1])
+    assert answer.text == "".join(f" w{token}" for token in expected[:-1])
     assert answer.last.finish_reason == inference_pb2.FINISH_REASON_STOP
 
 

@@ -14,7 +14,7 @@ from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 
 PROMPT = (5, 6, 7)
-ANSWER = " ".join(f"w{token_id}" for token_id in toy_answer(PROMPT, 40))
+ANSWER = "".join(f" w{token_id}" for token_id in toy_answer(PROMPT, 40))
 
 
 @pytest.mark.parametrize("include_stop", [False, True])

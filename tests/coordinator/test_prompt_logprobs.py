@@ -164,7 +164,7 @@ async def test_completion_echo_with_logprobs_tells_prompt_and_answer(
         answer = (await client.post(PATH, json=body)).json()
     first, second = answer["choices"]
     whole = (*PROMPT, *toy_answer(PROMPT, max_tokens))
-    answer_text = " ".join(f"w{token_id}" for token_id in whole[len(PROMPT) :])
+    answer_text = "".join(f" w{token_id}" for token_id in whole[len(PROMPT) :])
     assert first["text"] == TEXT + answer_text
     logprobs = first["logprobs"]
     assert logprobs["token_logprobs"] == approx(expected_logprobs(whole))

@@ -12,7 +12,7 @@ PATH = "/v1/chat/completions"
 # The toy's template writes `w<length>` for each message, then `w1`.
 MESSAGES = [{"role": "system", "content": "ab"}, {"role": "user", "content": "abc"}]
 PROMPT = (2, 3, 1)
-TEXT = " ".join(f"w{token_id}" for token_id in toy_answer(PROMPT, 6))
+TEXT = "".join(f" w{token_id}" for token_id in toy_answer(PROMPT, 6))
 
 
 async def test_chat_gives_one_message(toy_folder: Path) -> None:
@@ -72,7 +72,7 @@ async def test_chat_logprobs_are_in_openais_shape(stream: bool, toy_folder: Path
         if choice["logprobs"] is not None
         for entry in choice["logprobs"]["content"]
     ]
-    assert "".join(entry["token"] for entry in entries).strip() == TEXT
+    assert "".join(entry["token"] for entry in entries) == TEXT
     for entry in entries:
         assert bytes(entry["bytes"]).decode() == entry["token"]
         assert len(entry["top_logprobs"]) == 3

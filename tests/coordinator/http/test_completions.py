@@ -17,6 +17,11 @@ def words(*token_ids: int) -> str:
     return " ".join(f"w{token_id}" for token_id in token_ids)
 
 
+def answer_words(*token_ids: int) -> str:
+    """The text behind a prompt: a space stands in front of each word."""
+    return "".join(f" w{token_id}" for token_id in token_ids)
+
+
 @pytest.mark.parametrize(
     ("prompt", "token_prompts"),
     [
@@ -38,7 +43,7 @@ async def test_completion_of_any_kind_of_prompt_gives_a_choice_each(
     assert (answer["object"], answer["model"]) == ("text_completion", "toy")
     assert answer["id"] == "cmpl-" + response.headers["x-request-id"]
     assert [(c["index"], c["text"], c["finish_reason"]) for c in answer["choices"]] == [
-        (index, words(*toy_answer(ids, 4)), "length") for index, ids in enumerate(token_prompts)
+        (index, answer_words(*toy_answer(ids, 4)), "length") for index, ids in enumerate(token_prompts)
     ]
     num_prompt_tokens = sum(map(len, token_prompts))
     assert answer["usage"] == {
@@ -65,7 +70,7 @@ async def test_completion_streamed_concatenates_to_the_whole_answer(toy_folder: 
         texts[choice["index"]] += choice["text"]
         if choice["finish_reason"]:
             reasons[choice["index"]] = choice["finish_reason"]
-    assert texts == {0: words(*toy_answer(PROMPT, 20)), 1: words(*toy_answer((8,), 20))}
+    assert texts == {0: answer_words(*toy_answer(PROMPT, 20)), 1: answer_words(*toy_answer((8,), 20))}
     assert reasons == {0: "length", 1: "length"}
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 40, "total_tokens": 44}
@@ -98,7 +103,7 @@ async def test_echo_puts_the_prompt_first_also_without_a_token(  # vllm#6521
         else:
             [choice] = (await client.post(PATH, json=body)).json()["choices"]
             text, reason = choice["text"], choice["finish_reason"]
-    assert text == words(*PROMPT) + words(*toy_answer(PROMPT, max_tokens))
+    assert text == words(*PROMPT) + answer_words(*toy_answer(PROMPT, max_tokens))
     assert reason == "length"
 
 
@@ -120,7 +125,7 @@ async def test_very_many_logprobs_all_arrive(toy_folder: Path) -> None:
     body = {"prompt": [*PROMPT], "max_tokens": 200, "temperature": 0, "logprobs": 40}
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         [choice] = (await client.post(PATH, json=body)).json()["choices"]
-    assert choice["text"] == words(*toy_answer(PROMPT, 200))
+    assert choice["text"] == answer_words(*toy_answer(PROMPT, 200))
     assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [40] * 200
 
 
@@ -172,7 +177,7 @@ async def test_n_gives_so_many_choices_of_each_prompt(stream: bool, toy_folder: 
             texts = {choice["index"]: choice["text"] for choice in answer["choices"]}
             usage = answer["usage"]
         samplings = mesh.workers[1].stage.slots.samplings[-6:]
-    first, second = words(*toy_answer((5,), 6)), words(*toy_answer((8, 9), 6))
+    first, second = answer_words(*toy_answer((5,), 6)), answer_words(*toy_answer((8, 9), 6))
     assert texts == {0: first, 1: first, 2: first, 3: second, 4: second, 5: second}
     # A prompt counts once, as OpenAI counts it.
     assert usage == {"prompt_tokens": 3, "completion_tokens": 36, "total_tokens": 39}
@@ -186,7 +191,7 @@ async def test_n_gives_so_many_choices_of_each_prompt(stream: bool, toy_folder: 
 async def test_stop_string_across_tokens_ends_the_answer(  # vllm#3574, vllm#2577, TGI#1254
     prompt: object, include_stop: bool, stream: bool, toy_folder: Path
 ) -> None:
-    answer = words(*toy_answer(PROMPT, 30))
+    answer = answer_words(*toy_answer(PROMPT, 30))
     # From the middle of one token over a whole one into a third.
     begin = answer.index(" ", 20) - 1
     stop = answer[begin : answer.index(" ", answer.index(" ", begin + 2) + 1) + 2]
