@@ -6,7 +6,6 @@ the prompt ends inside one, or the bytes are no text at all.
 """
 
 from collections.abc import Sequence
-from os.path import commonprefix
 from typing import Final
 
 from coordinator.tokenizer import Tokenizer
@@ -67,7 +66,7 @@ class Detokenizer:
         """Characters of `text` that were returned, or that the prompt ends with."""
         if self._prompt_text is None:
             return self._num_returned
-        return len(commonprefix((self._prompt_text, text)))
+        return _num_common(self._prompt_text, text)
 
 
 class PromptEcho:
@@ -94,7 +93,7 @@ class PromptEcho:
         """What is left; where the answer changes that, its own text has it instead."""
         before = self._tokenizer.decode(self._tail_ids)
         after = self._tokenizer.decode([*self._tail_ids, *self._answer_ids])
-        num_changed = len(before) - len(commonprefix((before, after)))
+        num_changed = len(before) - _num_common(before, after)
         return self._text[self._num_certain : len(self._text) - num_changed]
 
     @property
@@ -117,6 +116,12 @@ def _tail(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
         if num_others == _KEPT_TOKENS:
             break
     return tail[::-1]
+
+
+def _num_common(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _num_certain(text: str) -> int:

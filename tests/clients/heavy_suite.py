@@ -115,8 +115,8 @@ def test_guidellm_synthetic_run_has_no_error(
     )
     [benchmark] = json.loads(report.read_text())["benchmarks"]
     requests = benchmark["requests"]
-    assert len(requests["successful"]) == NUM_REQUESTS
     assert requests["errored"] == []
+    assert len(requests["successful"]) == NUM_REQUESTS
     assert all(request["output_metrics"]["text_tokens"] == 8 for request in requests["successful"])
 
 

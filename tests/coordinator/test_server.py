@@ -50,6 +50,49 @@ async def test_health_watched_follows_a_worker_that_dies(toy_folder: Path) -> No
         watch.cancel()
 
 
+async def test_health_watched_follows_a_mesh_that_comes_breaks_and_is_repaired(
+    toy_folder: Path,
+) -> None:
+    async with toy_mesh(toy_folder, num_workers=0) as mesh:
+        stub: Any = health_pb2_grpc.HealthStub(mesh.channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE))
+        seen = [(await watch.read()).status]
+        for number in range(2):
+            await mesh.add_worker(f"w{number}")
+        seen.append((await watch.read()).status)
+        await mesh.workers[0].kill()
+        seen.append((await watch.read()).status)
+        assert await health_of(mesh, "") == SERVING
+        await mesh.add_worker("w2")
+        seen.append((await watch.read()).status)
+        watch.cancel()
+    assert seen == [NOT_SERVING, SERVING, NOT_SERVING, SERVING]
+
+
+async def test_health_while_running_requests_end_is_not_ready(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder) as mesh:
+        await mesh.until_ready()
+        mesh.workers[0].stage.behaviour.running.clear()
+        reading = asyncio.create_task(collect(mesh.infer(token_request(PROMPT))))
+        await mesh.until(lambda state: state.num_running == 1)
+        stub: Any = health_pb2_grpc.HealthStub(mesh.channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE))
+        assert (await watch.read()).status == SERVING
+        mesh.stop.set()
+        assert (await watch.read()).status == NOT_SERVING
+        mesh.workers[0].stage.behaviour.running.set()
+        assert (await reading)[0].tokens == toy_answer(PROMPT, 8)
+        watch.cancel()
+        await mesh.serving
+
+
+async def test_health_of_an_unknown_service_is_not_found(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, num_workers=0) as mesh:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_of(mesh, "stagemesh.v1.Nothing")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 async def test_reflection_lists_the_services(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
         make_stub: Any = reflection_pb2_grpc.ServerReflectionStub

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from google.rpc.error_details_pb2 import BadRequest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from protos import inference_pb2
@@ -94,6 +94,41 @@ async def test_request_id_is_echoed_in_metadata(toy_folder: Path) -> None:
             response = await call.read()
             assert (metadata["x-request-id"], response.request_id) == (expected, expected)
             await collect(call)
+
+
+async def test_request_id_is_made_where_there_is_none_and_told_with_an_error_too(
+    toy_folder: Path,
+) -> None:
+    async with toy_mesh(toy_folder) as mesh:
+        unnamed = mesh.infer(token_request(PROMPT))
+        made = dict(await unnamed.initial_metadata())["x-request-id"]
+        assert made
+        assert {response.request_id async for response in unnamed} == {made}
+        refused = mesh.infer(
+            token_request(PROMPT, top_p=1.5), metadata=(("x-request-id", "refused"),)
+        )
+        with pytest.raises(grpc.aio.AioRpcError):
+            await collect(refused)
+        assert dict(await refused.initial_metadata())["x-request-id"] == "refused"
+
+
+async def test_full_line_tells_grpc_clients_when_to_come_again(toy_folder: Path) -> None:
+    async with toy_mesh(toy_folder, num_workers=0, max_waiting=1) as mesh:
+        await mesh.until(lambda state: state.phase.startswith("waiting"))
+        waiting = mesh.infer(token_request(PROMPT))
+        await mesh.until(lambda state: state.num_waiting == 1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(mesh.infer(token_request(PROMPT)))
+        waiting.cancel()
+    failed: Any = caught.value
+    status = rpc_status.from_call(failed)
+    assert failed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert status is not None
+    status.details[0].Unpack(info := ErrorInfo())
+    status.details[1].Unpack(retry := RetryInfo())
+    assert (info.reason, info.domain) == ("QUEUE_FULL", "stagemesh")
+    assert info.metadata["limit"] == "1"
+    assert retry.retry_delay.seconds >= 1
 
 
 async def test_errors_tell_their_details_to_grpc_clients(toy_folder: Path) -> None:

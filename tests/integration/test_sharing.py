@@ -1,6 +1,7 @@
 """Many clients at once, some of whom leave: the others get their answers, and nothing leaks."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -76,6 +77,26 @@ async def test_prompts_with_a_common_beginning_share_it_and_get_their_own_answer
     turn = (*prompts[0], *answers[0].result(), 9, 8)  # the answer is in the cache, too
     assert await ask(pair.target, turn, 10) == tiny_chat.greedy(turn, 10)
     assert await hit_tokens(pair) - before >= 3 * 64 + 80
+    await asyncio.to_thread(pair.assert_idle)
+
+
+async def test_choices_of_one_prompt_share_its_full_blocks(pair: Mesh) -> None:
+    before = await hit_tokens(pair)
+    prompt = tuple(7 + index * 13 % 280 for index in range(70))  # four blocks of 16, and six more
+    request = GenerationRequest(
+        prompts=(TokenIds(prompt),),
+        num_choices=4,
+        sampling=Sampling(temperature=1.0, seed=3),
+        max_tokens=12,
+        ignore_eos=True,
+    )
+    async with AsyncClient(pair.target) as client:
+        shared = await client.generate(request, timeout_seconds=60)
+        assert await hit_tokens(pair) - before == 3 * 64
+        alone = await client.generate(replace(request, num_choices=1), timeout_seconds=60)
+    assert [completion.choice for completion in shared] == [0, 1, 2, 3]
+    assert len({completion.tokens for completion in shared}) == 4
+    assert [token.id for token in alone[0].tokens] == [token.id for token in shared[0].tokens]
     await asyncio.to_thread(pair.assert_idle)
 
 

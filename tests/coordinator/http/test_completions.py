@@ -43,7 +43,8 @@ async def test_completion_of_any_kind_of_prompt_gives_a_choice_each(
     assert (answer["object"], answer["model"]) == ("text_completion", "toy")
     assert answer["id"] == "cmpl-" + response.headers["x-request-id"]
     assert [(c["index"], c["text"], c["finish_reason"]) for c in answer["choices"]] == [
-        (index, answer_words(*toy_answer(ids, 4)), "length") for index, ids in enumerate(token_prompts)
+        (index, answer_words(*toy_answer(ids, 4)), "length")
+        for index, ids in enumerate(token_prompts)
     ]
     num_prompt_tokens = sum(map(len, token_prompts))
     assert answer["usage"] == {
@@ -70,7 +71,10 @@ async def test_completion_streamed_concatenates_to_the_whole_answer(toy_folder: 
         texts[choice["index"]] += choice["text"]
         if choice["finish_reason"]:
             reasons[choice["index"]] = choice["finish_reason"]
-    assert texts == {0: answer_words(*toy_answer(PROMPT, 20)), 1: answer_words(*toy_answer((8,), 20))}
+    assert texts == {
+        0: answer_words(*toy_answer(PROMPT, 20)),
+        1: answer_words(*toy_answer((8,), 20)),
+    }
     assert reasons == {0: "length", 1: "length"}
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 40, "total_tokens": 44}
