@@ -210,7 +210,7 @@ class Admission:
         stop_ids = _stop_ids(request, model)
         make_sequence = _sequence_maker(request.scheduling, arrival, tenant)
         seeds = tuple(self._seed(request) for _ in tokenized.prompts)
-        output = OutputStream(seeds, num_choices)
+        output = OutputStream(seeds, num_choices, tuple(map(len, tokenized.prompts)))
         generations = []
         for number in range(output.num_answers):
             index, choice = divmod(number, num_choices)

@@ -34,13 +34,18 @@ class _Pending:
 class OutputStream:
     """The updates of one request, written by the engine and read by one door."""
 
-    def __init__(self, seeds: tuple[int, ...], num_choices: int = 1) -> None:
+    def __init__(
+        self, seeds: tuple[int, ...], num_choices: int = 1, prompt_lengths: tuple[int, ...] = ()
+    ) -> None:
         """One prompt per seed, in the order of their indices, each with so many choices.
+
+        `prompt_lengths` are the prompts' tokens, for whoever reads.
 
         Inside, choices are counted over all prompts: `number` is that of a prompt's first choice
         plus the choice.
         """
         self.num_choices = num_choices
+        self.prompt_lengths = prompt_lengths
         self._pending = [_Pending(seed=seed) for seed in seeds for _ in range(num_choices)]
         # Choices with something to read, in the order in which it arrived.
         self._unread: dict[int, None] = {}

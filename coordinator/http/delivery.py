@@ -73,6 +73,7 @@ class _Envelope:
         self.form = form
         self.num_answers = output.num_answers
         self._num_choices = output.num_choices
+        self._prompt_lengths = output.prompt_lengths
         self._created = int(time.time())
 
     async def whole(self, output: OutputStream) -> bytes:
@@ -97,9 +98,15 @@ class _Envelope:
         """A choice's `index` at this door: the first prompt's choices, then the second's."""
         return update.index * self._num_choices + update.choice
 
-    def chunk(self, choice: JSON) -> JSON:
-        """One event of a stream; `usage` is null on all but the last, for those who want it."""
+    def chunk(self, choice: JSON, num_tokens: int) -> JSON:
+        """One event of a stream; `usage` is null on all but the last, for those who want it.
+
+        Or it is the choice's own so far, of `num_tokens` generated ones.
+        """
         body = self._wrap(self.form.chunk_name, [choice])
+        if self.call.delivery.continuous_usage:
+            prompt_length = self._prompt_lengths[choice["index"] // self._num_choices]
+            return body | {"usage": usage_body([Usage(prompt_length, num_tokens)], 1)}
         return body | {"usage": None} if self.call.delivery.include_usage else body
 
     def usage_chunk(self, usages: list[Usage]) -> JSON:
@@ -126,6 +133,7 @@ class _Events:
         self._envelope = envelope
         self._output = output
         self._has_started = False
+        self._num_tokens = [0] * envelope.num_answers
 
     async def send_all(self) -> None:
         """All events and `[DONE]`; what fails after the first is told as an event, without it."""
@@ -136,8 +144,10 @@ class _Events:
                 if not self._has_started:
                     await self._start()
                 for part in _parts(update):
-                    for choice in form.chunks(self._envelope.number(part), part):
-                        await self._write(self._envelope.chunk(choice))
+                    number = self._envelope.number(part)
+                    self._num_tokens[number] += len(part.tokens)
+                    for choice in form.chunks(number, part):
+                        await self._write_choice(number, choice)
                     await asyncio.sleep(0)  # writing alone need not give up the event loop
                 if update.finish is not None:
                     usages.append(update.finish.usage)
@@ -158,7 +168,10 @@ class _Events:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         for index in range(self._envelope.num_answers):
             for choice in self._envelope.form.openings(index):
-                await self._write(self._envelope.chunk(choice))
+                await self._write_choice(index, choice)
+
+    async def _write_choice(self, number: int, choice: JSON) -> None:
+        await self._write(self._envelope.chunk(choice, self._num_tokens[number]))
 
     async def _write(self, body: JSON) -> None:
         await self._write_data(_encode(body))

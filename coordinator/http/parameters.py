@@ -48,6 +48,8 @@ class Delivery:
 
     stream: bool
     include_usage: bool
+    # On every event, not the last alone.
+    continuous_usage: bool = False
 
 
 def take_delivery(fields: Fields) -> Delivery:
@@ -59,8 +61,11 @@ def take_delivery(fields: Fields) -> Delivery:
     if not stream:
         refuse("stream_options", "means nothing without stream: true")
     include_usage = options.boolean("include_usage")
+    continuous_usage = options.boolean("continuous_usage_stats")
+    if continuous_usage and not include_usage:
+        refuse("stream_options.continuous_usage_stats", "means nothing without include_usage: true")
     options.end()
-    return Delivery(stream, include_usage)
+    return Delivery(stream, include_usage, continuous_usage)
 
 
 def take_request(

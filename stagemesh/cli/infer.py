@@ -12,6 +12,7 @@ from stagemesh.cli.options import Address, ApiKey, Flag, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.silence import SilenceWatch
+from stagemesh.cli.structured import STRUCTURED_DEFAULTS, StructuredOptions
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Prompt, Update
 from stagemesh.render import speed, summary
@@ -29,6 +30,7 @@ def infer(
     min_tokens: NotNegative = 0,
     stop: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
     sampling: SamplingOptions = SAMPLING_DEFAULTS,
+    structured: StructuredOptions = STRUCTURED_DEFAULTS,
     raw: Annotated[bool, Flag] = False,
     ignore_eos: Annotated[bool, Flag] = False,
     model_name: Annotated[str, Parameter(show_default=False)] = "",
@@ -75,6 +77,7 @@ def infer(
         min_tokens=min_tokens,
         stop=stop,
         ignore_eos=ignore_eos,
+        structured_output=structured.structured_output(),
         model=model_name,
     )
     with Client(target, api_key=api_key, tls=security.door_tls()) as client:

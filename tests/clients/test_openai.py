@@ -9,9 +9,11 @@ from typing import Annotated
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from openai.types import Completion
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
 
+from stagemesh import GenerationRequest, Sampling, TokenIds
 from tests.integration.processes import Mesh
 from tests.integration.tiny_chat import MODEL_NAME, TinyChat
 
@@ -118,6 +120,71 @@ def test_n_with_a_seed_gives_choices_that_differ_and_come_again(client: OpenAI) 
     first, second = ask(), ask()
     assert first == second
     assert len(set(first)) == 3
+
+
+def test_seed_draws_the_same_alone_in_a_batch_and_at_the_other_door(
+    client: OpenAI, mesh: Mesh, tiny_chat: TinyChat
+) -> None:
+    """Case 4: vllm#6449, #5898."""
+
+    def ask(prompts: list[list[int]]) -> list[str]:
+        answer = client.completions.create(
+            model=MODEL_NAME,
+            prompt=prompts,
+            seed=7,
+            temperature=0.9,
+            max_tokens=16,
+            extra_body=IGNORE_EOS,
+        )
+        return [choice.text for choice in answer.choices]
+
+    [alone] = ask([PROMPT])
+    assert ask([*([n, 9, 9] for n in range(20, 26)), PROMPT])[-1] == alone
+    request = GenerationRequest(
+        prompts=(TokenIds(tuple(PROMPT)),),
+        sampling=Sampling(temperature=0.9, seed=7),
+        max_tokens=16,
+        ignore_eos=True,
+    )
+    assert mesh.ask(request).text() == alone
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1, 17])
+def test_max_tokens_is_exact(max_tokens: int, stream: bool, client: OpenAI) -> None:
+    """Case 5: sglang#18159."""
+    asked = client.completions.create(
+        model=MODEL_NAME,
+        prompt=PROMPT,
+        max_tokens=max_tokens,
+        stream=stream,
+        stream_options={"include_usage": True} if stream else openai.omit,
+        extra_body=IGNORE_EOS,
+    )
+    usage = asked.usage if isinstance(asked, Completion) else [*asked][-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == max_tokens
+
+
+def test_prompt_that_ends_inside_a_character_is_continued_and_echoed_without_a_seam(
+    client: OpenAI, tiny_chat: TinyChat
+) -> None:
+    *prompt, last = tiny_chat.tokenizer.encode("the 世")
+    texts = []
+    for echo in (False, True):
+        for stream in (False, True):
+            asked = client.completions.create(
+                model=MODEL_NAME,
+                prompt=prompt,
+                max_tokens=1,
+                temperature=0,
+                echo=echo,
+                logit_bias={str(last): 100},
+                stream=stream,
+            )
+            chunks = [asked] if isinstance(asked, Completion) else asked
+            texts.append("".join(chunk.choices[0].text for chunk in chunks))
+    assert texts == ["世", "世", "the 世", "the 世"]
 
 
 def test_stop_ends_the_answer_before_it(client: OpenAI, tiny_chat: TinyChat) -> None:

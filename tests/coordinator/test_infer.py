@@ -97,14 +97,19 @@ async def test_infer_more_than_the_cache_holds_preempts_and_stays_right(toy_fold
     assert sorted(answers) == sorted(toy_answer(prompt, 30) for prompt in prompts)
 
 
-async def test_infer_client_that_does_not_read_holds_nobody_up(toy_folder: Path) -> None:
+async def test_infer_client_that_does_not_read_holds_nobody_up_and_loses_nothing(
+    toy_folder: Path,
+) -> None:
+    """Case 20: exo#1726, where full queues dropped messages and cut the output."""
     async with toy_mesh(toy_folder) as mesh:
         unread = mesh.infer(token_request(*[(n,) for n in range(8)], max_tokens=150))
         await unread.initial_metadata()
         answer = (await collect(mesh.infer(token_request(PROMPT))))[0]
         assert answer.tokens == toy_answer(PROMPT, 8)
         answers = await collect(unread)
-    assert [len(answer.tokens) for answer in answers.values()] == [150] * 8
+    assert {index: answer.tokens for index, answer in answers.items()} == {
+        index: toy_answer((index,), 150) for index in range(8)
+    }
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ async def test_infer_choices_come_with_their_number(toy_folder: Path) -> None:
 
 
 async def test_infer_with_choices_cancelled_stops_all_of_them(toy_folder: Path) -> None:
-    # mini-sglang#15: a request with n > 1 could not be aborted.
+    """Case 7: mini-sglang#15, where a request with n > 1 could not be aborted."""
     request = token_request(PROMPT, (8, 9), max_tokens=400)
     request.num_choices = 4
     async with toy_mesh(toy_folder) as mesh:

@@ -23,12 +23,13 @@ from tests.coordinator.toy_model import toy_answer
 PROMPT = (5, 6, 7)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+HealthCheckRequest = health_pb2.HealthCheckRequest
 
 
 async def health_of(mesh: ToyMesh, service: str) -> int:
     """What grpc.health.v1 says about a service."""
     stub: Any = health_pb2_grpc.HealthStub(mesh.channel)
-    response = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    response = await stub.Check(HealthCheckRequest(service=service))
     return int(response.status)
 
 
@@ -42,7 +43,7 @@ async def test_health_before_workers_is_alive_but_not_ready(toy_folder: Path) ->
 async def test_health_watched_follows_a_worker_that_dies(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         stub: Any = health_pb2_grpc.HealthStub(mesh.channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE))
+        watch = stub.Watch(HealthCheckRequest(service=INFERENCE_SERVICE))
         while (await watch.read()).status != SERVING:
             pass
         await mesh.workers[1].kill()
@@ -55,7 +56,7 @@ async def test_health_watched_follows_a_mesh_that_comes_breaks_and_is_repaired(
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
         stub: Any = health_pb2_grpc.HealthStub(mesh.channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE))
+        watch = stub.Watch(HealthCheckRequest(service=INFERENCE_SERVICE))
         seen = [(await watch.read()).status]
         for number in range(2):
             await mesh.add_worker(f"w{number}")
@@ -76,7 +77,7 @@ async def test_health_while_running_requests_end_is_not_ready(toy_folder: Path) 
         reading = asyncio.create_task(collect(mesh.infer(token_request(PROMPT))))
         await mesh.until(lambda state: state.num_running == 1)
         stub: Any = health_pb2_grpc.HealthStub(mesh.channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=INFERENCE_SERVICE))
+        watch = stub.Watch(HealthCheckRequest(service=INFERENCE_SERVICE))
         assert (await watch.read()).status == SERVING
         mesh.stop.set()
         assert (await watch.read()).status == NOT_SERVING
@@ -84,6 +85,24 @@ async def test_health_while_running_requests_end_is_not_ready(toy_folder: Path) 
         assert (await reading)[0].tokens == toy_answer(PROMPT, 8)
         watch.cancel()
         await mesh.serving
+
+
+async def test_health_probes_that_nobody_waits_for_leave_nothing_behind(toy_folder: Path) -> None:
+    """Case 8: sglang#35884, where probes that timed out piled up."""
+    async with toy_mesh(toy_folder) as mesh:
+        before = await mesh.until_ready()
+        stub: Any = health_pb2_grpc.HealthStub(mesh.channel)
+        num_tasks = len(asyncio.all_tasks())
+        for request in (HealthCheckRequest(), HealthCheckRequest(service=INFERENCE_SERVICE)):
+            for probe in [*(stub.Check(request) for _ in range(20)), stub.Watch(request)]:
+                probe.cancel()
+            watches = [stub.Watch(request) for _ in range(20)]
+            for watch in watches:
+                await watch.read()
+                watch.cancel()
+        after = await mesh.until(lambda _: len(asyncio.all_tasks()) <= num_tasks)
+        assert after.replicas[0].num_steps == before.replicas[0].num_steps
+        assert await health_of(mesh, INFERENCE_SERVICE) == SERVING
 
 
 async def test_health_of_an_unknown_service_is_not_found(toy_folder: Path) -> None:

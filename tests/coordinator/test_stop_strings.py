@@ -1,6 +1,6 @@
 """Stop strings in a growing text: found wherever they are, and never shown before that is decided.
 
-Threads: vllm#3574, vllm#2577, TGI#1254.
+Case 11: vllm#3574, vllm#2577, TGI#1254.
 """
 
 import pytest

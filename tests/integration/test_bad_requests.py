@@ -1,5 +1,7 @@
 """Bad requests from the command line: one clear error each, and no harm to anybody else."""
 
+from pathlib import Path
+
 import pytest
 
 from stagemesh import GenerationRequest, TokenIds
@@ -17,8 +19,9 @@ pytestmark = pytest.mark.integration
         (("-", "--raw"), "the " * 9000, "tokens, but at most"),
         (("hi", "--model-name", "other"), "", "model 'other' is not served here"),
         (("hi", "--top-p", "0"), "", "Must be > 0"),
+        (("hi", "--regex", "a", "--choice", "b"), "", "give one of --json-schema"),
     ],
-    ids=["empty", "empty_stdin", "too_long", "unknown_model", "top_p"],
+    ids=["empty", "empty_stdin", "too_long", "unknown_model", "top_p", "two_forms"],
 )
 def test_infer_with_bad_input_exits_with_one_message(
     arguments: tuple[str, ...], stdin: str, says: str, pair: Mesh, tiny_chat: TinyChat
@@ -41,6 +44,20 @@ def test_infer_streams_the_text_and_tells_its_cost(pair: Mesh, tiny_chat: TinyCh
     assert done.returncode == 0
     assert done.stdout == tiny_chat.decode(tiny_chat.greedy(prompt, 8)) + "\n"
     assert f"{len(prompt)} prompt tokens, 8 generated" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["json_schema", "regex", "choice"])
+def test_infer_with_a_form_answers_in_it(form: str, pair: Mesh, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    options = {
+        "json_schema": ("--json-schema", str(schema)),
+        "regex": ("--regex", "yes|no"),
+        "choice": ("--choice", "yes", "--choice", "no"),
+    }
+    done = run_command("infer", "--raw", "the", *options[form], "--target", pair.target)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().strip('"') in ("yes", "no")
 
 
 def test_infer_past_its_timeout_exits_with_a_message(pair: Mesh) -> None:

@@ -1,7 +1,7 @@
 """Parameters that change what is drawn: the same tokens in every split, batch and replay.
 
-Threads: vllm#6449 and #5898 (a seed gave other tokens under pipelining or in another batch),
-sglang#18159 (`max_tokens` was ignored with more than one stage).
+Case 4: vllm#6449 and #5898 (a seed gave other tokens under pipelining or in another batch).
+Case 5: sglang#18159 (`max_tokens` was ignored with more than one stage).
 """
 
 from dataclasses import replace

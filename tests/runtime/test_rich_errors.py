@@ -37,7 +37,7 @@ def test_status_of_a_full_queue_says_when_to_try_again() -> None:
     status, (info, retry) = read(QueueFullError(num_waiting=3, limit=2))
     assert status.code == RESOURCE_EXHAUSTED
     assert isinstance(info, ErrorInfo)
-    assert dict(info.metadata) == {"num_waiting": "3", "limit": "2"}
+    assert dict(info.metadata) == {"num_waiting": "3", "limit": "2", "wait_seconds": "1"}
     assert isinstance(retry, RetryInfo)
     assert retry.retry_delay.seconds == 1
 

@@ -154,7 +154,7 @@ def test_cancel_unknown_or_finished_sequence_is_ignored() -> None:
 
 
 def test_cancel_with_chunks_in_flight_lets_the_next_step_reuse_slot_and_blocks() -> None:
-    """sglang#29405, vllm#6586: an abort misses microbatches in flight."""
+    """Case 6: sglang#29405, vllm#6586: an abort misses microbatches in flight."""
     mesh = Mesh(
         make_limits(num_blocks=3, max_sequences=1, max_step_tokens=4, num_steps_in_flight=3)
     )
@@ -175,7 +175,7 @@ def test_cancel_with_chunks_in_flight_lets_the_next_step_reuse_slot_and_blocks()
 
 
 def test_cancel_of_the_last_sequence_is_released_once_nothing_is_in_flight() -> None:
-    """vllm#9428: the client is gone and generation goes on."""
+    """Case 7: vllm#9428: the client is gone and generation goes on."""
     mesh = Mesh(make_limits())
     mesh.add(make_request(1))
     mesh.send()

@@ -81,6 +81,26 @@ async def test_completion_streamed_concatenates_to_the_whole_answer(toy_folder: 
     assert len({event["id"] for event in events}) == 1
 
 
+async def test_completion_streamed_with_continuous_usage_counts_up_to_the_whole(
+    toy_folder: Path,
+) -> None:
+    body = {
+        "prompt": [[*PROMPT], [8]],
+        "n": 2,
+        "max_tokens": 5,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
+        *events, last = [event async for event in stream_events(client, PATH, body)]
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (4, 20)
+    for index, num_prompt_tokens in enumerate((3, 3, 1, 1)):
+        told = [e["usage"] for e in events if e["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in told]
+        assert counts == sorted(counts)
+        assert counts[-1] == 5
+        assert {usage["prompt_tokens"] for usage in told} == {num_prompt_tokens}
+
+
 async def test_completion_without_max_tokens_gives_sixteen(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         response = await client.post(PATH, json={"prompt": [5], "temperature": 0})
@@ -90,7 +110,7 @@ async def test_completion_without_max_tokens_gives_sixteen(toy_folder: Path) -> 
 @pytest.mark.parametrize("prompt", [words(*PROMPT), [*PROMPT]], ids=["text", "token_ids"])
 @pytest.mark.parametrize("max_tokens", [0, 3])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_puts_the_prompt_first_also_without_a_token(  # vllm#6521
+async def test_echo_puts_the_prompt_first_also_without_a_token(  # Case 10: vllm#6521
     prompt: object, max_tokens: int, stream: bool, toy_folder: Path
 ) -> None:
     body: dict[str, Any] = {
@@ -192,7 +212,7 @@ async def test_n_gives_so_many_choices_of_each_prompt(stream: bool, toy_folder: 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("include_stop", [False, True])
 @pytest.mark.parametrize("prompt", [words(*PROMPT), [*PROMPT]], ids=["text", "token_ids"])
-async def test_stop_string_across_tokens_ends_the_answer(  # vllm#3574, vllm#2577, TGI#1254
+async def test_stop_string_across_tokens_ends_the_answer(  # Case 11: vllm#3574, #2577, TGI#1254
     prompt: object, include_stop: bool, stream: bool, toy_folder: Path
 ) -> None:
     answer = answer_words(*toy_answer(PROMPT, 30))

@@ -64,9 +64,10 @@ async def test_client_that_leaves_while_running_stops_generation(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_while_steps_are_in_flight_frees_all(  # sglang#29405, #26912
+async def test_client_that_leaves_while_steps_are_in_flight_frees_all(
     stream: bool, toy_folder: Path
 ) -> None:
+    """Case 6: sglang#29405, #26912."""
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
         for worker in mesh.workers:
@@ -109,7 +110,7 @@ async def test_client_that_leaves_in_the_middle_of_its_body_leaves_nothing(
 async def test_client_that_does_not_read_holds_nobody_up_and_loses_nothing(
     toy_folder: Path,
 ) -> None:
-    # exo#1726: full queues dropped messages and cut the output.
+    """Case 20: exo#1726, where full queues dropped messages and cut the output."""
     body = {**ENDLESS, "prompt": [[n] for n in range(1, 9)], "logprobs": 20, "stream": True}
     async with toy_mesh(toy_folder, max_sequences=16) as mesh, mesh.http() as client:
         await mesh.until_ready()

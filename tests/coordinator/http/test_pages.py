@@ -203,7 +203,7 @@ async def test_cors_is_off_unless_an_origin_is_allowed(toy_folder: Path) -> None
 
 
 async def test_probes_that_nobody_waits_for_leave_nothing_behind(toy_folder: Path) -> None:
-    # sglang#35884: health probes that timed out piled up as orphan work.
+    """Case 8: sglang#35884, where probes that timed out piled up."""
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
         before = await mesh.state()

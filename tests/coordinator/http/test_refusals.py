@@ -60,6 +60,7 @@ async def test_bad_bodies_get_one_clear_error_each(toy_folder: Path) -> None:
         (b'{"temperature": -Infinity}', JSON, 400, "invalid_request"),
         (b'{"seed": ' + b"9" * 5000 + b"}", JSON, 400, "invalid_request"),
         (b"[" * 100_000, JSON, 400, "invalid_request"),
+        (b'{"prompt": [' + b"[]," * 70_000 + b"[]]}", JSON, 400, "invalid_request"),
         (b'{"prompt": "' + b"x" * 5000 + b'"}', JSON, 413, "request_too_large"),
         (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
         (b"{}", {}, 415, "unsupported_media_type"),
@@ -76,6 +77,14 @@ async def test_bodies_that_are_no_request_are_refused(
     ):
         response = await client.post(COMPLETIONS, content=content, headers=headers)
         assert (response.status_code, error_of(response)["code"]) == (status, code)
+
+
+async def test_text_full_of_brackets_is_read(toy_folder: Path) -> None:
+    brackets = ' \\" [{' * 40_000
+    async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
+        answer = await client.post("/tokenize", json={"prompt": f"w5 {brackets}"})
+    assert answer.status_code == 200
+    assert len(answer.json()["tokens"]) == 1 + 2 * 40_000
 
 
 async def test_headers_without_an_end_are_cut_off(toy_folder: Path) -> None:
