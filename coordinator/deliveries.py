@@ -43,7 +43,7 @@ class Deliveries:
             sequence_id = scheduler.sequence_in_slot(opening.slot)
             self._suspects.started(sequence_id)
             self._queue.started(now)
-            self._roster[sequence_id].started(now)
+            self._roster[sequence_id].started(now, len(opening.cached_token_ids))
         self._steps.observe(step, scheduler.num_preemptions)
         self._steps.observe_prefix_cache(scheduler.num_queried_tokens, scheduler.num_hit_tokens)
 

@@ -36,6 +36,7 @@ class Generation:
         self._started: float | None = None
         self._first_token: float | None = None
         self._num_tokens = 0
+        self._num_cached_tokens = 0
         self._scores_prompt = request.sampling.num_prompt_logprobs is not None
         # The first token has nothing before it.
         self._num_scored = 1
@@ -50,11 +51,12 @@ class Generation:
         """Whether it needs any step: tokens are wanted, or the prompt's log-probabilities."""
         return self.request.max_tokens > 0 or self._scores_prompt
 
-    def started(self, now: float) -> None:
-        """A step carries its prompt; only the first call counts."""
+    def started(self, now: float, num_cached_tokens: int = 0) -> None:
+        """A step carries its prompt, but for what is cached; only the first call counts."""
         if self._started is not None:
             return
         self._started = now
+        self._num_cached_tokens = num_cached_tokens
         if self._scores_prompt:
             first = PromptToken(self.request.prompt_ids[0], None)
             self._output.push_prompt(self._number, (first,))
@@ -96,7 +98,8 @@ class Generation:
         text = self._text.finish()
         if self._text.has_stopped:
             reason = FinishReason.STOP
-        usage = Usage(len(self.request.prompt_ids), self._num_tokens)
+        prompt_ids = self.request.prompt_ids
+        usage = Usage(len(prompt_ids), self._num_tokens, self._num_cached_tokens)
         finish = Finish(reason, usage, self._timings(now))
         self._output.finish(self._number, text, finish)
         return finish

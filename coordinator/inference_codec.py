@@ -160,6 +160,7 @@ def _add_finish(response: inference_pb2.InferResponse, finish: Finish) -> None:
     response.finish_reason = _REASONS[finish.reason]
     response.usage.prompt_tokens = finish.usage.prompt_tokens
     response.usage.completion_tokens = finish.usage.completion_tokens
+    response.usage.cached_prompt_tokens = finish.usage.cached_prompt_tokens
     response.timings.queue_seconds = finish.timings.queue_seconds
     response.timings.first_token_seconds = finish.timings.first_token_seconds
     response.timings.total_seconds = finish.timings.total_seconds

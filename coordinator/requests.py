@@ -130,10 +130,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens read and generated for one choice."""
+    """Tokens read and generated for one choice; of those read, some were in the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,10 +147,14 @@ class PromptToken:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many tokens a prompt had and how many were generated."""
+    """How many tokens a prompt had and how many were generated.
+
+    `cached_prompt_tokens` of the prompt's were in the prefix cache.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

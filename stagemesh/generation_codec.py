@@ -88,9 +88,7 @@ def update_from_proto(message: inference_pb2.InferResponse) -> Update:
         text=message.text,
         tokens=tuple(_token_from_proto(token) for token in message.tokens),
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
-        usage=Usage(message.usage.prompt_tokens, message.usage.completion_tokens)
-        if message.HasField("usage")
-        else None,
+        usage=_usage_from_proto(message.usage) if message.HasField("usage") else None,
         timings=Timings(timings.queue_seconds, timings.first_token_seconds, timings.total_seconds)
         if message.HasField("timings")
         else None,
@@ -135,3 +133,7 @@ def _token_from_proto(token: inference_pb2.Token) -> Token:
 def _prompt_token_from_proto(token: inference_pb2.PromptToken) -> PromptToken:
     top = tuple((entry.id, entry.logprob) for entry in token.top_logprobs)
     return PromptToken(token.id, token.logprob if token.HasField("logprob") else None, top)
+
+
+def _usage_from_proto(message: inference_pb2.Usage) -> Usage:
+    return Usage(message.prompt_tokens, message.completion_tokens, message.cached_prompt_tokens)

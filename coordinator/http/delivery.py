@@ -18,7 +18,7 @@ from coordinator.admission import Admission
 from coordinator.api_keys import Tenant
 from coordinator.http.connection import while_connected
 from coordinator.http.errors import error_body, rename_field
-from coordinator.http.form import JSON, Answer, Call, Form, usage_body
+from coordinator.http.form import JSON, Answer, Call, Form, count_body, usage_body
 from coordinator.output import OutputStream
 from coordinator.requests import PromptToken, Update, Usage
 from runtime.errors import InvalidRequestError, StagemeshError
@@ -106,7 +106,7 @@ class _Envelope:
         body = self._wrap(self.form.chunk_name, [choice])
         if self.call.delivery.continuous_usage:
             prompt_length = self._prompt_lengths[choice["index"] // self._num_choices]
-            return body | {"usage": usage_body([Usage(prompt_length, num_tokens)], 1)}
+            return body | {"usage": count_body(prompt_length, num_tokens)}
         return body | {"usage": None} if self.call.delivery.include_usage else body
 
     def usage_chunk(self, usages: list[Usage]) -> JSON:
@@ -137,7 +137,7 @@ class _Events:
 
     async def send_all(self) -> None:
         """All events and `[DONE]`; what fails after the first is told as an event, without it."""
-        usages: list[Usage] = []
+        usages: dict[int, Usage] = {}
         form = self._envelope.form
         try:
             async for update in self._output:
@@ -150,7 +150,7 @@ class _Events:
                         await self._write_choice(number, choice)
                     await asyncio.sleep(0)  # writing alone need not give up the event loop
                 if update.finish is not None:
-                    usages.append(update.finish.usage)
+                    usages[self._envelope.number(update)] = update.finish.usage
         except StagemeshError as error:
             if not self._has_started:
                 raise
@@ -158,7 +158,8 @@ class _Events:
             await self._write(error_body(error))
         else:
             if self._envelope.call.delivery.include_usage:
-                await self._write(self._envelope.usage_chunk(usages))
+                in_order = [usages[number] for number in sorted(usages)]
+                await self._write(self._envelope.usage_chunk(in_order))
             await self._write_data(b"[DONE]")
         await self._send({"type": "http.response.body", "body": b""})
 

@@ -70,9 +70,21 @@ class Call:
 
 
 def usage_body(usages: list[Usage], num_choices: int) -> JSON:
-    """The sum over all choices; a prompt counts once, also for several of them."""
-    prompt_tokens = sum(usage.prompt_tokens for usage in usages) // num_choices
-    completion_tokens = sum(usage.completion_tokens for usage in usages)
+    """The sum over all choices, in their order.
+
+    A prompt counts once, and as cached counts what its first choice found.
+    """
+    firsts = usages[::num_choices]
+    counts = count_body(
+        sum(usage.prompt_tokens for usage in firsts),
+        sum(usage.completion_tokens for usage in usages),
+    )
+    cached_tokens = sum(usage.cached_prompt_tokens for usage in firsts)
+    return counts | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+
+
+def count_body(prompt_tokens: int, completion_tokens: int) -> JSON:
+    """Tokens of a prompt and its answer."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -61,12 +61,13 @@ def test_buf_curl_describes_and_calls_a_method(mesh: Mesh) -> None:
 
 def test_buf_curl_streams_an_answer(mesh: Mesh, tiny_chat: TinyChat) -> None:
     request = {"prompts": [{"tokenIds": {"ids": PROMPT}}], "maxTokens": 12, "ignoreEos": True}
-    called = buf_curl(mesh, "/stagemesh.v1.Inference/Infer", "--data", json.dumps(request))
+    options = ("--emit-defaults", "--data", json.dumps(request))
+    called = buf_curl(mesh, "/stagemesh.v1.Inference/Infer", *options)
     assert called.returncode == 0, called.stderr
     responses = list(messages(called.stdout))
-    token_ids = tuple(token["id"] for r in responses for token in r.get("tokens", ()))
+    token_ids = tuple(token["id"] for response in responses for token in response["tokens"])
     assert token_ids == tiny_chat.greedy(PROMPT, 12)
-    assert "".join(r.get("text", "") for r in responses) == tiny_chat.decode(token_ids)
+    assert "".join(response["text"] for response in responses) == tiny_chat.decode(token_ids)
     assert responses[-1]["finishReason"] == "FINISH_REASON_LENGTH"
 
 

@@ -6,7 +6,14 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from stagemesh import AsyncClient, GenerationRequest, Sampling, StagemeshRpcError, TokenIds
+from stagemesh import (
+    AsyncClient,
+    Completion,
+    GenerationRequest,
+    Sampling,
+    StagemeshRpcError,
+    TokenIds,
+)
 from tests.integration.processes import Mesh
 from tests.integration.tiny_chat import TinyChat
 
@@ -80,6 +87,11 @@ async def test_prompts_with_a_common_beginning_share_it_and_get_their_own_answer
     await asyncio.to_thread(pair.assert_idle)
 
 
+def cached_of(completion: Completion) -> int:
+    assert completion.usage is not None
+    return completion.usage.cached_prompt_tokens
+
+
 async def test_choices_of_one_prompt_share_its_full_blocks(pair: Mesh) -> None:
     before = await hit_tokens(pair)
     prompt = tuple(7 + index * 13 % 280 for index in range(70))  # four blocks of 16, and six more
@@ -93,9 +105,11 @@ async def test_choices_of_one_prompt_share_its_full_blocks(pair: Mesh) -> None:
     async with AsyncClient(pair.target) as client:
         shared = await client.generate(request, timeout_seconds=60)
         assert await hit_tokens(pair) - before == 3 * 64
+        assert [cached_of(completion) for completion in shared] == [0, 64, 64, 64]
         alone = await client.generate(replace(request, num_choices=1), timeout_seconds=60)
     assert [completion.choice for completion in shared] == [0, 1, 2, 3]
     assert len({completion.tokens for completion in shared}) == 4
+    assert cached_of(alone[0]) == 64
     assert [token.id for token in alone[0].tokens] == [token.id for token in shared[0].tokens]
     await asyncio.to_thread(pair.assert_idle)
 

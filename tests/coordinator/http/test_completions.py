@@ -51,6 +51,7 @@ async def test_completion_of_any_kind_of_prompt_gives_a_choice_each(
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": 4 * len(token_prompts),
         "total_tokens": num_prompt_tokens + 4 * len(token_prompts),
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -77,7 +78,12 @@ async def test_completion_streamed_concatenates_to_the_whole_answer(toy_folder: 
     }
     assert reasons == {0: "length", 1: "length"}
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 4, "completion_tokens": 40, "total_tokens": 44}
+    assert last["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 40,
+        "total_tokens": 44,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert len({event["id"] for event in events}) == 1
 
 
@@ -99,6 +105,22 @@ async def test_completion_streamed_with_continuous_usage_counts_up_to_the_whole(
         assert counts == sorted(counts)
         assert counts[-1] == 5
         assert {usage["prompt_tokens"] for usage in told} == {num_prompt_tokens}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_usage_tells_what_the_prefix_cache_had(stream: bool, toy_folder: Path) -> None:
+    body = {"prompt": [[5] * 40, [9] * 40], "n": 2, "max_tokens": 4}
+    told = []
+    async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
+        for _ in range(2):
+            if stream:
+                options = {"stream_options": {"include_usage": True}}
+                *_, answer = [e async for e in stream_events(client, PATH, body | options)]
+            else:
+                answer = (await client.post(PATH, json=body)).json()
+            told.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            assert answer["usage"]["prompt_tokens"] == 80
+    assert told == [0, 64]
 
 
 async def test_completion_without_max_tokens_gives_sixteen(toy_folder: Path) -> None:
@@ -204,7 +226,8 @@ async def test_n_gives_so_many_choices_of_each_prompt(stream: bool, toy_folder: 
     first, second = answer_words(*toy_answer((5,), 6)), answer_words(*toy_answer((8, 9), 6))
     assert texts == {0: first, 1: first, 2: first, 3: second, 4: second, 5: second}
     # A prompt counts once, as OpenAI counts it.
-    assert usage == {"prompt_tokens": 3, "completion_tokens": 36, "total_tokens": 39}
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 36)
+    assert usage["total_tokens"] == 39
     assert sorted(sampling.choice for sampling in samplings) == [0, 0, 1, 1, 2, 2]
     assert len({sampling.seed for sampling in samplings}) == 2
 
