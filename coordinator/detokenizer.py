@@ -14,6 +14,9 @@ from coordinator.tokenizer import Tokenizer
 # bytes, so a cut this far back cannot change what comes after the text that was returned.
 _KEPT_TOKENS: Final = 8
 
+# Of a prompt, so many are looked at: its last run of raw bytes is seldom longer.
+_MAX_PROMPT_TOKENS: Final = 4_096
+
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -29,8 +32,8 @@ class Detokenizer:
         """The text goes on behind the prompt; a character that it leaves open is told whole."""
         self._tokenizer = tokenizer
         self._tail_ids = _tail(tokenizer, prompt_ids)
-        # The prompt's end, until there is text behind it.
-        self._prompt_text: str | None = tokenizer.decode(self._tail_ids)
+        # What the prompt ends with, until there is text behind it.
+        self._prompt_ends = _ends(tokenizer, self._tail_ids)
         self._num_returned = 0
 
     def push(self, token_id: int) -> str:
@@ -43,9 +46,9 @@ class Detokenizer:
         text = self._tokenizer.decode(self._tail_ids)
         num_certain = _num_certain(text)
         num_known = self._num_known(text)
-        if self._prompt_text is not None and num_known >= num_certain:
+        if self._prompt_ends and num_known >= num_certain:
             return ""
-        self._prompt_text = None
+        self._prompt_ends = ()
         new_text = text[num_known:num_certain]
         self._num_returned = num_certain
         if len(self._tail_ids) >= 2 * _KEPT_TOKENS:
@@ -58,15 +61,13 @@ class Detokenizer:
         text = self._tokenizer.decode(self._tail_ids)
         new_text = text[self._num_known(text) :]
         self._tail_ids = []
-        self._prompt_text = None
+        self._prompt_ends = ()
         self._num_returned = 0
         return new_text
 
     def _num_known(self, text: str) -> int:
         """Characters of `text` that were returned, or that the prompt ends with."""
-        if self._prompt_text is None:
-            return self._num_returned
-        return _num_common(self._prompt_text, text)
+        return _num_common(self._prompt_ends, text) if self._prompt_ends else self._num_returned
 
 
 class PromptEcho:
@@ -91,10 +92,10 @@ class PromptEcho:
 
     def rest(self) -> str:
         """What is left; where the answer changes that, its own text has it instead."""
-        before = self._tokenizer.decode(self._tail_ids)
-        after = self._tokenizer.decode([*self._tail_ids, *self._answer_ids])
-        num_changed = len(before) - _num_common(before, after)
-        return self._text[self._num_certain : len(self._text) - num_changed]
+        ends = _ends(self._tokenizer, self._tail_ids)
+        both = self._tokenizer.decode([*self._tail_ids, *self._answer_ids])
+        num_told = len(ends[0]) - (len(self._text) - self._num_certain)
+        return both[num_told : _num_common(ends, both)] if self._tail_ids else ""
 
     @property
     def _num_certain(self) -> int:
@@ -108,18 +109,45 @@ def _tail(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
     """The prompt's last tokens that show: its last run of raw bytes, and some before that."""
     tail: list[int] = []
     num_others = 0
-    for token_id in reversed(prompt_ids):
+    looked_at = prompt_ids[-_MAX_PROMPT_TOKENS:]
+    for token_id in reversed(looked_at):
         if not tokenizer.is_text(token_id):
             continue
         num_others += num_others > 0 or not tokenizer.is_byte(token_id)
         tail.append(token_id)
         if num_others == _KEPT_TOKENS:
             break
+    if len(looked_at) < len(prompt_ids):
+        # A run that is cut has to begin with a whole character.
+        while tail and _continues_character(tokenizer, tail[-1]):
+            tail.pop()
     return tail[::-1]
 
 
-def _num_common(one: str, other: str) -> int:
-    """Characters with which both begin."""
+def _continues_character(tokenizer: Tokenizer, token_id: int) -> bool:
+    """Whether it is a raw byte that UTF-8 has inside of characters only."""
+    return tokenizer.is_byte(token_id) and 0x80 <= int(tokenizer.written(token_id)[3:5], 16) < 0xC0
+
+
+def _ends(tokenizer: Tokenizer, tail_ids: list[int]) -> tuple[str, ...]:
+    """The text of a prompt's tail, also without the raw bytes of a last character.
+
+    That may be cut, and then the decoder turns the whole run of raw bytes into �.
+    """
+    num_whole = len(tail_ids)
+    while num_whole and _continues_character(tokenizer, tail_ids[num_whole - 1]):
+        num_whole -= 1
+    if num_whole and tokenizer.is_byte(tail_ids[num_whole - 1]):
+        num_whole -= 1
+    return tokenizer.decode(tail_ids), tokenizer.decode(tail_ids[:num_whole])
+
+
+def _num_common(ends: tuple[str, ...], text: str) -> int:
+    """Characters with which `text` and one of `ends` begin, the most of them."""
+    return max(_num_equal(end, text) for end in ends)
+
+
+def _num_equal(one: str, other: str) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 

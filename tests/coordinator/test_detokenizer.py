@@ -212,6 +212,7 @@ def test_stream_after_half_a_character_tells_it_whole(
         emoji = byte_ids("😀".encode())
         prompt, answer = pieces("▁hello") + emoji[:cut], emoji[cut:] + pieces("lo")
         assert continuation(byte_fallback, prompt, answer) == "😀lo"
+        assert continuation(byte_fallback, emoji + prompt[1:], answer) == "😀lo"
     girl = bundled.encode("a👧")
     assert continuation(bundled, girl[:-1], girl[-1:]) == "👧"
 
@@ -222,6 +223,31 @@ def test_stream_after_prompt_whose_last_bytes_are_a_character_does_not_tell_it_a
     prompt = pieces("▁hello") + byte_ids(("😀" * 9).encode())
     assert continuation(byte_fallback, prompt, pieces("lo")) == "lo"
     assert continuation(byte_fallback, prompt, byte_ids("é".encode())) == "é"
+
+
+def test_stream_after_very_long_run_of_bytes_joins_it_all_the_same(
+    byte_fallback: Tokenizer,
+) -> None:
+    for num_characters in (1_365, 1_366, 5_000):
+        run = byte_ids(("界" * num_characters).encode())
+        assert continuation(byte_fallback, run, pieces("lo")) == "lo"
+        assert continuation(byte_fallback, run[:-1], [*run[-1:], *pieces("lo")]) == "界lo"
+
+
+def test_stream_after_prompt_without_text_looks_at_its_end_alone(
+    byte_fallback: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_looks = 0
+    is_text = byte_fallback.is_text
+
+    def counted(token_id: int) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return is_text(token_id)
+
+    monkeypatch.setattr(byte_fallback, "is_text", counted)
+    Detokenizer(byte_fallback, (1,) * 100_000)
+    assert num_looks <= 4_096
 
 
 def test_stream_after_prompt_with_broken_end_tells_the_answer_alone(bundled: Tokenizer) -> None:
