@@ -88,21 +88,24 @@ class PromptEcho:
 
     def opening(self) -> str:
         """What no answer changes."""
-        return self._text[: self._num_certain]
+        return self._text[: len(self._text) - self._num_open]
 
     def rest(self) -> str:
         """What is left; where the answer changes that, its own text has it instead."""
         ends = _ends(self._tokenizer, self._tail_ids)
         both = self._tokenizer.decode([*self._tail_ids, *self._answer_ids])
-        num_told = len(ends[0]) - (len(self._text) - self._num_certain)
-        return both[num_told : _num_common(ends, both)] if self._tail_ids else ""
+        return both[len(ends[0]) - self._num_open : _num_common(ends, both)]
 
     @property
-    def _num_certain(self) -> int:
-        if self._tail_ids and self._tokenizer.is_byte(self._tail_ids[-1]):
-            # Of a run of raw bytes, all is open.
-            return len(self._text) - len(self._tokenizer.decode(self._tail_ids))
-        return _num_certain(self._text) if self._tail_ids else len(self._text)
+    def _num_open(self) -> int:
+        """Characters at the prompt's end that may change: a last �, or a run of raw bytes."""
+        text = self._tokenizer.decode(self._tail_ids)
+        num_closed = len(self._tail_ids)
+        while num_closed and self._tokenizer.is_byte(self._tail_ids[num_closed - 1]):
+            num_closed -= 1
+        if num_closed < len(self._tail_ids):
+            return len(text) - len(self._tokenizer.decode(self._tail_ids[:num_closed]))
+        return len(text) - _num_certain(text)
 
 
 def _tail(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:

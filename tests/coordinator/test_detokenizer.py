@@ -268,3 +268,7 @@ def test_echo_streamed_before_an_answer_leaves_out_an_open_character(bundled: To
     assert echo.rest() == ""
     unanswered = PromptEcho(bundled, girl[:-1])
     assert unanswered.opening() + unanswered.rest() == "a" + REPLACEMENT
+
+
+def test_echo_of_a_run_of_bytes_behind_a_cut_one_is_whole(byte_fallback: Tokenizer) -> None:
+    assert_joins(byte_fallback, [131, 197, 131, 3, 3, 3, 3, 3, 259, 3], [])
