@@ -15,7 +15,8 @@ from simulator.replay import Replay, ReplayOptions, RunResult
 from simulator.traces import Trace, TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, MeshState, TokenIds
 from stagemesh.cli.launching import coordinator_options
-from stagemesh.cli.options import AccessOptions, AddressOptions, BatchingOptions, PlanOptions
+from stagemesh.cli.options import AddressOptions, BatchingOptions, PlanOptions
+from stagemesh.cli.security import AccessOptions
 
 HOP_SECONDS = 0.0007
 """One hop between two processes of this machine, as `benchmarks.hop` measures small steps."""

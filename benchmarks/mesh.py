@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from stagemesh import AsyncClient
 from stagemesh.cli.launching import make_launch_plan
 from stagemesh.cli.options import (
-    AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
     LogOptions,
     PlanOptions,
 )
+from stagemesh.cli.security import AccessOptions
 from stagemesh.launcher import LaunchPlan, local_mesh
 
 

@@ -19,13 +19,13 @@ from runtime.logs import configure_logging
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 from stagemesh.cli.launching import make_launch_plan
 from stagemesh.cli.options import (
-    AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
     LogOptions,
     PlanOptions,
 )
+from stagemesh.cli.security import AccessOptions
 from stagemesh.fleet import RestartPolicy
 from stagemesh.launcher import local_mesh
 from stagemesh.state import MeshState

@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from stagemesh.cli import examples
-from stagemesh.cli.options import Address, ApiKey, Flag, NotNegative, Positive, between
+from stagemesh.cli.option_types import Address, ApiKey, Flag, NotNegative, Positive, between
 from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.progress import ProgressView

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from runtime.tls import Role
-from stagemesh.cli.options import Flag, between
+from stagemesh.cli.option_types import Flag, between
 
 
 def certs(

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from stagemesh.cli.infer import stream_text, warn_unless_ready
-from stagemesh.cli.options import Address, ApiKey, NotNegative
+from stagemesh.cli.option_types import Address, ApiKey, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.silence import SilenceWatch

@@ -6,24 +6,24 @@ from rich.console import Console
 
 from runtime.logs import configure_logging
 from stagemesh.cli.launching import check_options, coordinator_options
+from stagemesh.cli.option_types import ExitWithParent
 from stagemesh.cli.options import (
-    ACCESS_DEFAULTS,
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
     LIFE_DEFAULTS,
     PLAN_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
-    AccessOptions,
     AddressOptions,
     BatchingOptions,
-    ExitWithParent,
     LifeOptions,
     PlanOptions,
     ProcessLogOptions,
 )
 from stagemesh.cli.security import (
+    ACCESS_DEFAULTS,
     DOOR_SECURITY_DEFAULTS,
     MESH_SECURITY_DEFAULTS,
+    AccessOptions,
     DoorSecurityOptions,
     MeshSecurityOptions,
 )

@@ -3,8 +3,8 @@
 from rich.console import Console
 
 from stagemesh.cli.launching import check_options, coordinator_options, make_launch_plan
+from stagemesh.cli.option_types import Positive
 from stagemesh.cli.options import (
-    ACCESS_DEFAULTS,
     BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
     LOG_DEFAULTS,
@@ -12,8 +12,8 @@ from stagemesh.cli.options import (
     DeviceOptions,
     LogOptions,
     PlanOptions,
-    Positive,
 )
+from stagemesh.cli.security import ACCESS_DEFAULTS
 from stagemesh.demo import Demo
 from stagemesh.interrupts import run_interruptible
 from stagemesh.progress import ProgressView

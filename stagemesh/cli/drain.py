@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from runtime.tls import Role
-from stagemesh.cli.options import Address, Wait
+from stagemesh.cli.option_types import Address, Wait
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.client import DEFAULT_MESH
 from stagemesh.sync_client import Client

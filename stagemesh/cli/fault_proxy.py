@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from runtime.errors import InvalidRequestError
-from stagemesh.cli.options import Address, Flag, Size
+from stagemesh.cli.option_types import Address, Flag, Size
 from stagemesh.fault_proxy import Accident, FaultProxy, Faults, parse_command
 
 

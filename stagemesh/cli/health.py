@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from stagemesh.cli.options import Address, Flag
+from stagemesh.cli.option_types import Address, Flag
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.health import probe
 from stagemesh.ports import dialable

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from runtime.errors import EmptyPromptError, InvalidRequestError
-from stagemesh.cli.options import Address, ApiKey, Flag, NotNegative
+from stagemesh.cli.option_types import Address, ApiKey, Flag, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.silence import SilenceWatch

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from coordinator.api_keys import Tenant, add_key
 from stagemesh.cli import examples
-from stagemesh.cli.options import Positive
+from stagemesh.cli.option_types import Positive
 
 keys = App(name="keys", help="Make API keys for the doors of a mesh.", sort_key=9)
 

@@ -13,9 +13,9 @@ from runtime.memory import total_memory_bytes
 from runtime.model_config import load_model_config
 from runtime.model_store import resolve_model
 from runtime.tls import Role
+from stagemesh.cli.arguments import as_arguments
 from stagemesh.cli.options import (
     LIFE_DEFAULTS,
-    AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
@@ -23,11 +23,11 @@ from stagemesh.cli.options import (
     LogOptions,
     PlanOptions,
     StopOptions,
-    as_arguments,
 )
 from stagemesh.cli.security import (
     DOOR_SECURITY_DEFAULTS,
     MESH_SECURITY_DEFAULTS,
+    AccessOptions,
     DoorSecurityOptions,
     MeshSecurityOptions,
 )

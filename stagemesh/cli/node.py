@@ -7,17 +7,16 @@ from rich.console import Console
 from rich.text import Text
 
 from runtime.tls import Role, check_mesh_address
+from stagemesh.cli.arguments import as_arguments
 from stagemesh.cli.launching import gpus_for, shared_out
+from stagemesh.cli.option_types import Address, Positive
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
     STOP_DEFAULTS,
-    Address,
     DeviceOptions,
-    Positive,
     ProcessLogOptions,
     StopOptions,
-    as_arguments,
 )
 from stagemesh.cli.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy

@@ -1,74 +1,39 @@
-"""Owns the options that commands share, and how they are handed on to child processes.
+"""Owns the options that commands share, but for those on keys and TLS, which `security.py` owns.
 
 Every option has an environment variable STAGEMESH_<OPTION>. Nothing here acts on a value.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Group, Parameter, Token
-from cyclopts.validators import Number
+from cyclopts import Group, Parameter
 
-from runtime.errors import InvalidRequestError
-from runtime.rpc import split_address
 from scheduler import PolicyName
-from stagemesh.values import parse_layers, parse_origins, parse_ranks, parse_size
+from stagemesh.cli.option_types import (
+    Address,
+    BlockSize,
+    Flag,
+    Layers,
+    LogLevel,
+    MaxSequences,
+    MaxStepTokens,
+    MaxWaiting,
+    Origins,
+    Positive,
+    Ranks,
+    Replicas,
+    Seconds,
+    Size,
+    Wait,
+)
 
 _PLAN = Group("Plan", sort_key=1)
 _BATCHING = Group("Batching", sort_key=2)
 _DEVICE = Group("Device", sort_key=3)
 _ADDRESSES = Group("Addresses", sort_key=4)
-_ACCESS = Group("Access", sort_key=5)
 _LIFE = Group("Life", sort_key=8)
 _LOGS = Group("Logs", sort_key=9)
-
-
-def _check_address(address: str) -> str:
-    try:
-        split_address(address)
-    except InvalidRequestError as error:
-        raise ValueError(error.problem) from None
-    return address
-
-
-def _convert(parse: Callable[[str], object], type_: Any, tokens: Sequence[Token]) -> object:
-    return parse(tokens[0].value)
-
-
-def _one_token(parse: Callable[[str], object], metavar: str) -> Parameter:
-    converter = partial(_convert, parse)
-    return Parameter(
-        converter=converter, n_tokens=1, accepts_keys=False, metavar=metavar, negative=()
-    )
-
-
-def between(minimum: float, maximum: float) -> Parameter:
-    """A number from `minimum` to `maximum`, both included."""
-    return Parameter(validator=Number(gte=minimum, lte=maximum))
-
-
-Positive = Annotated[int, between(1, 2**32 - 1)]
-# What a mesh can make sense of: the schedule of one step is computed on the event loop.
-MaxSequences = Annotated[int, between(1, 4096)]
-MaxStepTokens = Annotated[int, between(1, 2**16)]
-MaxWaiting = Annotated[int, between(1, 10**6)]
-BlockSize = Annotated[int, between(1, 1024)]
-Seconds = Annotated[float, between(1e-6, 1e6)]
-Wait = Annotated[float, between(0.1, 86_400)]
-Replicas = Annotated[int, between(1, 64)]
-NotNegative = Annotated[int, between(0, 2**32 - 1)]
-Size = Annotated[int, _one_token(parse_size, "SIZE")]
-Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
-Ranks = Annotated[tuple[int, ...], _one_token(parse_ranks, "N[,N,...]")]
-Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]
-Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
-Flag = Parameter(negative=())
-ApiKey = Annotated[str | None, Parameter(show_default=False)]
-ExitWithParent = Annotated[bool, Parameter(show=False, negative=())]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def _check_stages(type_: Any, plan: "PlanOptions | None") -> None:
@@ -201,37 +166,6 @@ class AddressOptions:
     """Web pages of these origins, as https://a.org, may call the HTTP door; * is all."""
 
 
-def _check_access(type_: Any, access: "AccessOptions | None") -> None:
-    if access is None:
-        return
-    if access.api_keys is not None and access.allow_anonymous:
-        raise ValueError("--allow-anonymous contradicts --api-keys; leave one of them out")
-    limits = (access.key_max_in_flight, access.key_tokens_per_minute)
-    if access.api_keys is None and (access.protect_state or any(limits)):
-        raise ValueError("--protect-state and --key-... mean nothing without --api-keys FILE")
-
-
-@Parameter(name="*", group=_ACCESS, validator=_check_access)
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessOptions:
-    """Who may use the doors."""
-
-    api_keys: Annotated[Path | None, Parameter(show_default=False, metavar="FILE")] = None
-    """API keys, as `stagemesh keys add` writes them. [default: on loopback nobody needs one]"""
-
-    allow_anonymous: Annotated[bool, Flag] = False
-    """Let doors that other machines can reach serve anybody, without a key."""
-
-    protect_state: Annotated[bool, Flag] = False
-    """Ask for a key also at /metrics, /sd, /state, /version and for the mesh's state."""
-
-    key_max_in_flight: Positive | None = None
-    """Requests of one key at the same time, where FILE says nothing. [default: any]"""
-
-    key_tokens_per_minute: Positive | None = None
-    """Tokens of one key in a minute, read and generated, likewise. [default: any]"""
-
-
 @Parameter(name="*", group=_LIFE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOptions:
@@ -275,27 +209,7 @@ PLAN_DEFAULTS = PlanOptions()
 BATCHING_DEFAULTS = BatchingOptions()
 DEVICE_DEFAULTS = DeviceOptions()
 ADDRESS_DEFAULTS = AddressOptions()
-ACCESS_DEFAULTS = AccessOptions()
 STOP_DEFAULTS = StopOptions()
 LIFE_DEFAULTS = LifeOptions()
 LOG_DEFAULTS = LogOptions()
 PROCESS_LOG_DEFAULTS = ProcessLogOptions()
-
-
-def as_arguments(*groups: object) -> Iterator[str]:
-    """The command line that gives `groups`, dataclasses from above, to another process."""
-    for group in groups:
-        for field in fields(group):  # type: ignore[arg-type]
-            yield from _as_argument("--" + field.name.replace("_", "-"), getattr(group, field.name))
-
-
-def _as_argument(name: str, value: object) -> Iterator[str]:
-    match value:
-        case None | False:
-            return
-        case True:
-            yield name
-        case tuple():
-            yield from (name, ",".join(map(str, value)))
-        case _:
-            yield from (name, str(value))

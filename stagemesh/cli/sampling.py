@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
-from stagemesh.cli.options import NotNegative, between
+from stagemesh.cli.option_types import NotNegative, between
 from stagemesh.generation import Sampling
 
 

@@ -1,4 +1,4 @@
-"""Owns the options for TLS: of a mesh's links, of its doors, and of commands that ask one."""
+"""Owns the options for who may use what: API keys at the doors, and TLS on every link."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +8,42 @@ from cyclopts import Group, Parameter
 
 from runtime.rpc import ChannelTls
 from runtime.tls import DoorTls, MeshTls, Role, trusting
+from stagemesh.cli.option_types import Flag, Positive
 from stagemesh.client import DEFAULT_MESH, DEFAULT_TARGET
 
+_ACCESS = Group("Access", sort_key=5)
 _SECURITY = Group("Security", sort_key=5)
+
+
+def _check_access(type_: Any, access: "AccessOptions | None") -> None:
+    if access is None:
+        return
+    if access.api_keys is not None and access.allow_anonymous:
+        raise ValueError("--allow-anonymous contradicts --api-keys; leave one of them out")
+    limits = (access.key_max_in_flight, access.key_tokens_per_minute)
+    if access.api_keys is None and (access.protect_state or any(limits)):
+        raise ValueError("--protect-state and --key-... mean nothing without --api-keys FILE")
+
+
+@Parameter(name="*", group=_ACCESS, validator=_check_access)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessOptions:
+    """Who may use the doors."""
+
+    api_keys: Annotated[Path | None, Parameter(show_default=False, metavar="FILE")] = None
+    """API keys, as `stagemesh keys add` writes them. [default: on loopback nobody needs one]"""
+
+    allow_anonymous: Annotated[bool, Flag] = False
+    """Let doors that other machines can reach serve anybody, without a key."""
+
+    protect_state: Annotated[bool, Flag] = False
+    """Ask for a key also at /metrics, /sd, /state, /version and for the mesh's state."""
+
+    key_max_in_flight: Positive | None = None
+    """Requests of one key at the same time, where FILE says nothing. [default: any]"""
+
+    key_tokens_per_minute: Positive | None = None
+    """Tokens of one key in a minute, read and generated, likewise. [default: any]"""
 
 
 @Parameter(name="*", group=_SECURITY)
@@ -21,7 +54,7 @@ class MeshSecurityOptions:
     tls_dir: Path | None = None
     """This node's certificates, from `stagemesh certs`: all links of the mesh are mutual TLS."""
 
-    insecure_mesh: Annotated[bool, Parameter(negative=())] = False
+    insecure_mesh: Annotated[bool, Flag] = False
     """Let links of the mesh listen beyond loopback without TLS, in a network that you trust."""
 
     def tls(self, role: Role) -> MeshTls | None:
@@ -91,6 +124,7 @@ class OperatorSecurityOptions(ClientSecurityOptions):
         return self.door_tls()
 
 
+ACCESS_DEFAULTS = AccessOptions()
 MESH_SECURITY_DEFAULTS = MeshSecurityOptions()
 DOOR_SECURITY_DEFAULTS = DoorSecurityOptions()
 CLIENT_SECURITY_DEFAULTS = ClientSecurityOptions()

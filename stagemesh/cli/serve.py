@@ -8,14 +8,12 @@ from rich.text import Text
 from simulator.pacing import read_pace
 from stagemesh.cli.launching import check_options, coordinator_options, make_launch_plan
 from stagemesh.cli.options import (
-    ACCESS_DEFAULTS,
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
     LIFE_DEFAULTS,
     LOG_DEFAULTS,
     PLAN_DEFAULTS,
-    AccessOptions,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
@@ -24,8 +22,10 @@ from stagemesh.cli.options import (
     PlanOptions,
 )
 from stagemesh.cli.security import (
+    ACCESS_DEFAULTS,
     DOOR_SECURITY_DEFAULTS,
     MESH_SECURITY_DEFAULTS,
+    AccessOptions,
     DoorSecurityOptions,
     MeshSecurityOptions,
 )

@@ -22,7 +22,7 @@ from simulator.scenarios import HARDWARE, LAYERS, Scenario, make_scenarios
 from simulator.stage_times import load_times
 from simulator.timeline import draw_timeline
 from simulator.traces import Trace, at_rate, fit, read_trace
-from stagemesh.cli.options import Flag, Layers, Positive, Seconds, between
+from stagemesh.cli.option_types import Flag, Layers, Positive, Seconds, between
 
 Rate = Annotated[float, between(1e-6, 1e6)]
 

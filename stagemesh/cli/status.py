@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runtime.tls import Role
-from stagemesh.cli.options import Address, ApiKey, Flag
+from stagemesh.cli.option_types import Address, ApiKey, Flag
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.render import hop_table, load_table, plan_table, stage_table, summary, worker_table
 from stagemesh.scheduler_tables import scheduler_tables

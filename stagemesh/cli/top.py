@@ -11,7 +11,7 @@ from rich.text import Text
 
 from runtime.errors import InvalidRequestError
 from runtime.tls import Role
-from stagemesh.cli.options import Address, ApiKey
+from stagemesh.cli.option_types import Address, ApiKey
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.rpc_error import StagemeshRpcError
 from stagemesh.state import MeshState

@@ -2,13 +2,12 @@
 
 import os
 
+from stagemesh.cli.option_types import Address, ExitWithParent
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
     STOP_DEFAULTS,
-    Address,
     DeviceOptions,
-    ExitWithParent,
     ProcessLogOptions,
     StopOptions,
 )

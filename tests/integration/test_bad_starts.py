@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from runtime.errors import LaunchError
 from stagemesh.cli.launching import make_launch_plan
 from stagemesh.cli.options import (
-    ACCESS_DEFAULTS,
     BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
     LOG_DEFAULTS,
     AddressOptions,
     PlanOptions,
 )
+from stagemesh.cli.security import ACCESS_DEFAULTS
 from stagemesh.launcher import local_mesh
 from stagemesh.ports import reserve
 from tests.integration.processes import leaving_no_child, run_command, running_command

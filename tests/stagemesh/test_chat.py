@@ -40,7 +40,7 @@ class Door:
 async def target() -> AsyncIterator[str]:
     server = make_server()
     door: Any = Door()
-    for name in ("Tokenize", "Detokenize", "ListModels", "Cancel"):
+    for name in ("Tokenize", "Detokenize", "ListModels", "Cancel", "Drain"):
         setattr(door, name, None)
     inference_pb2_grpc.add_InferenceServicer_to_server(door, server)
     mesh_pb2_grpc.add_OperationsServicer_to_server(door, server)

@@ -6,6 +6,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from stagemesh.cli import app
+from stagemesh.cli.arguments import as_arguments
 from stagemesh.cli.options import (
     AddressOptions,
     BatchingOptions,
@@ -13,7 +14,6 @@ from stagemesh.cli.options import (
     LogOptions,
     PlanOptions,
     ProcessLogOptions,
-    as_arguments,
 )
 
 COMMANDS = (

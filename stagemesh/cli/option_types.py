@@ -1,0 +1,57 @@
+"""Owns what an option's value may be: type, bounds, and how it is read from the command line."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter, Token
+from cyclopts.validators import Number
+
+from runtime.errors import InvalidRequestError
+from runtime.rpc import split_address
+from stagemesh.values import parse_layers, parse_origins, parse_ranks, parse_size
+
+
+def _check_address(address: str) -> str:
+    try:
+        split_address(address)
+    except InvalidRequestError as error:
+        raise ValueError(error.problem) from None
+    return address
+
+
+def _convert(parse: Callable[[str], object], type_: Any, tokens: Sequence[Token]) -> object:
+    return parse(tokens[0].value)
+
+
+def _one_token(parse: Callable[[str], object], metavar: str) -> Parameter:
+    converter = partial(_convert, parse)
+    return Parameter(
+        converter=converter, n_tokens=1, accepts_keys=False, metavar=metavar, negative=()
+    )
+
+
+def between(minimum: float, maximum: float) -> Parameter:
+    """A number from `minimum` to `maximum`, both included."""
+    return Parameter(validator=Number(gte=minimum, lte=maximum))
+
+
+Positive = Annotated[int, between(1, 2**32 - 1)]
+# What a mesh can make sense of: the schedule of one step is computed on the event loop.
+MaxSequences = Annotated[int, between(1, 4096)]
+MaxStepTokens = Annotated[int, between(1, 2**16)]
+MaxWaiting = Annotated[int, between(1, 10**6)]
+BlockSize = Annotated[int, between(1, 1024)]
+Seconds = Annotated[float, between(1e-6, 1e6)]
+Wait = Annotated[float, between(0.1, 86_400)]
+Replicas = Annotated[int, between(1, 64)]
+NotNegative = Annotated[int, between(0, 2**32 - 1)]
+Size = Annotated[int, _one_token(parse_size, "SIZE")]
+Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
+Ranks = Annotated[tuple[int, ...], _one_token(parse_ranks, "N[,N,...]")]
+Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]
+Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
+Flag = Parameter(negative=())
+ApiKey = Annotated[str | None, Parameter(show_default=False)]
+ExitWithParent = Annotated[bool, Parameter(show=False, negative=())]
+LogLevel = Literal["debug", "info", "warning", "error"]
