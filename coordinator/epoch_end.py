@@ -5,13 +5,23 @@ waits a moment, in which the culprit's error ends the wait.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Never
 
-from runtime.errors import EpochEndedError, StagemeshError, find_errors
+from coordinator.membership import Member
+from coordinator.patience import LASTING
+from runtime.errors import (
+    EpochEndedError,
+    StagemeshError,
+    WorkerDiedError,
+    WorkerFailedError,
+    WorkerRefusedError,
+    find_errors,
+)
 from runtime.tasks import run_apart
 
 ECHO_SECONDS: Final = 0.25
+_NAMES_WORKER = (WorkerDiedError, WorkerFailedError, WorkerRefusedError)
 # Causes that say no more than: the other side is gone.
 _ECHOES: Final = frozenset(
     {
@@ -47,6 +57,15 @@ async def end_of(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
             raise
         return next((cause for cause in causes if not _is_echo(cause)), causes[0])
     raise AssertionError("an epoch ends with an error only")
+
+
+def culprits(cause: StagemeshError, members: Sequence[Member]) -> list[Member]:
+    """Whom the end speaks against: the worker it names, else those that never served."""
+    if isinstance(cause, _NAMES_WORKER):
+        return [member for member in members if member.name == cause.worker]
+    if isinstance(cause, LASTING):
+        return [member for member in members if not member.has_served]
+    return []
 
 
 def _is_echo(error: StagemeshError) -> bool:

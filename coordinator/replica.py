@@ -16,29 +16,18 @@ from coordinator.canary_run import check_route, find_reference
 from coordinator.commons import Commons
 from coordinator.engine import Engine
 from coordinator.epoch import open_streams
-from coordinator.epoch_end import end_of
+from coordinator.epoch_end import culprits, end_of
 from coordinator.formation import Ranks, by_stage, load_parts, make_limits, open_epoch
 from coordinator.membership import Member
-from coordinator.options import CoordinatorOptions
-from coordinator.patience import LASTING, Patience
+from coordinator.patience import Patience
 from coordinator.phases import NEXT_PHASES, Phase
-from coordinator.places import place, what_is_missing
-from coordinator.plan import settle_dtype, with_dtype
-from coordinator.replan import fits_memory, make_plan, smaller_options
+from coordinator.replica_plan import ReplicaPlan
 from coordinator.stages import EpochId, EpochPlan, StageLink
 from coordinator.succession import Succession, is_planned
 from coordinator.telemetry import ReplicaTelemetry
-from runtime.errors import (
-    StagemeshError,
-    WorkerDiedError,
-    WorkerFailedError,
-    WorkerRefusedError,
-)
 from runtime.logs import get_logger
 from runtime.version import BUILD
 from scheduler import SchedulerLimits
-
-_NAMES_WORKER = (WorkerDiedError, WorkerFailedError, WorkerRefusedError)
 
 _log = get_logger()
 
@@ -58,7 +47,6 @@ class Replica:
         They are what was asked for; while workers are missing, others may be carried out.
         """
         self.number = engine.replica
-        self.assignments = assignments
         self.engine = engine
         self.telemetry = telemetry
         self.phase = Phase.WAITING
@@ -67,14 +55,18 @@ class Replica:
         self.epoch = EpochId(commons.coordinator_id, 0)
         self.members: tuple[Member, ...] = ()
         self._commons = commons
-        self._wanted = assignments
-        self._options = commons.options
-        self._weights_bytes = 0
+        self._plan = ReplicaPlan(commons, self.number, assignments, telemetry)
         self._succession: Succession | None = None
         self._canary_progress = ""
-        self._patience = Patience(self._options.backoff_seconds, self._options.max_backoff_seconds)
+        options = commons.options
+        self._patience = Patience(options.backoff_seconds, options.max_backoff_seconds)
         self._membership = commons.membership
         self._log = _log.bind(replica=self.number)
+
+    @property
+    def assignments(self) -> tuple[Assignment, ...]:
+        """The plan that is carried out, in the order of stages, and of ranks within a stage."""
+        return self._plan.assignments
 
     @property
     def is_serving(self) -> bool:
@@ -87,7 +79,7 @@ class Replica:
         if self.is_serving:
             return text
         if self.phase is Phase.WAITING:
-            text += f": {what_is_missing(self.assignments, self._membership.free)}"
+            text += f": {self._plan.missing}"
         if self.phase is Phase.LOADING:
             text += self._canary_progress
         return f"{text} (after: {self.last_cause})" if self.last_cause else text
@@ -95,7 +87,7 @@ class Replica:
     async def run(self) -> None:
         """Forms the replica, again after each end; returns only once it is beyond repair."""
         while True:
-            self.members = await self._take_members()
+            self.members = await self._plan.take_members()
             self._enter(Phase.LOADING)
             cause = await end_of(self._run_epoch(self.members))
             self.last_cause = str(cause)
@@ -113,7 +105,7 @@ class Replica:
             log = self._log.info if is_on_purpose else self._log.warning
             log("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
             self.engine.end_epoch(cause, is_planned=is_on_purpose)
-            for member in self._culprits(cause):
+            for member in culprits(cause, self.members):
                 # Whoever is alive joins anew, behind those that have not been tried.
                 self._membership.leave(member, self.last_cause)
             spares = self._succession.spares if self._succession else ()
@@ -123,60 +115,9 @@ class Replica:
                 await asyncio.sleep(self._patience.pause_seconds)
             self._enter(Phase.WAITING)
 
-    async def _take_members(self) -> tuple[Member, ...]:
-        """Workers for the plan that was asked for, after a while for one that makes do with fewer.
-
-        Before the first service nothing less than what was asked for is served.
-        """
-        self._carry_out(self._commons.options, self._wanted)
-        if not self._commons.has_served:
-            return await self._membership.take(self.number, self._choose)
-        try:
-            async with asyncio.timeout(self._options.replan_seconds):
-                return await self._membership.take(self.number, self._choose)
-        except TimeoutError:
-            return await self._membership.take(self.number, self._choose_smaller)
-
-    def _choose(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
-        """Its workers, if those that are free suffice; which also settles what they compute in."""
-        commons = self._commons
-        plan = with_dtype(self.assignments, commons.dtype)
-        plan = settle_dtype(plan, commons.model.config, free)
-        members = place(plan, free)
-        if members is not None:
-            self.assignments, commons.dtype = plan, plan[0].dtype
-        return members
-
-    def _choose_smaller(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
-        """Its workers for the largest plan that is possible with those that are free."""
-        model = self._commons.model
-        for options in smaller_options(self._commons.options):
-            plan = make_plan(options, model.config, model.fingerprint, self.number)
-            if plan is None:
-                continue
-            self._carry_out(options, plan)
-            members = self._choose(free)
-            if members is not None and fits_memory(plan, members, self._weights_bytes):
-                return members
-        self._carry_out(self._commons.options, self._wanted)
-        return None
-
-    def _carry_out(self, options: CoordinatorOptions, assignments: tuple[Assignment, ...]) -> None:
-        """From now on this is the plan."""
-        self._options, self.assignments = options, assignments
-        self.telemetry.reshape(options.tp_sizes)
-
-    def _culprits(self, cause: StagemeshError) -> list[Member]:
-        """Whom the end speaks against: the worker it names, else those that never served."""
-        if isinstance(cause, _NAMES_WORKER):
-            return [member for member in self.members if member.name == cause.worker]
-        if isinstance(cause, LASTING):
-            return [member for member in self.members if not member.has_served]
-        return []
-
     async def _run_epoch(self, members: tuple[Member, ...]) -> None:
         """Never returns: one try from loading to serving, over when anything in it fails."""
-        options = self._options
+        options = self._plan.options
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
             for member in members:
                 tasks.create_task(member.watch())
@@ -198,11 +139,11 @@ class Replica:
     async def _watch_succession(self) -> Never:
         self._succession = Succession(
             self.assignments,
-            with_dtype(self._wanted, self._commons.dtype),
+            self._plan.asked_for,
             self.members,
             self.engine,
             self._membership,
-            self._options,
+            self._plan.options,
         )
         await self._succession.run()
 
@@ -210,8 +151,8 @@ class Replica:
         """Weights onto the workers, and what the whole model says to the canary prompt."""
         self._canary_progress = ""
         reports = await load_parts(links, self.assignments, self.telemetry)
-        self._weights_bytes = sum(report.weights_bytes for report in reports)
-        limits = make_limits(self._options, self.assignments, reports)
+        self._plan.weights_bytes = sum(report.weights_bytes for report in reports)
+        limits = make_limits(self._plan.options, self.assignments, reports)
         async with self._commons.recording:
             reference = await find_reference(
                 links[0],
@@ -229,7 +170,7 @@ class Replica:
         self, stages: tuple[Ranks, ...], limits: SchedulerLimits, reference: CanaryReference
     ) -> None:
         """Never returns: a new epoch on loaded workers, the canary first, then the requests."""
-        options, engine = self._options, self.engine
+        options, engine = self._plan.options, self.engine
         self._enter(Phase.OPENING)
         self.epoch = self._commons.new_epoch()
         self.telemetry.start_epoch()

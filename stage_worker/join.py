@@ -74,13 +74,10 @@ async def stay_joined(
     the coordinator's name is not known yet, is a failed try. `set_joined` is told when the worker
     came in and when it is out.
     """
-    jitter = random.Random()
-    delays = retry_delays(jitter)
-    said = None
+    tries = _Tries(coordinator, random.Random())
 
     async def joined() -> None:
-        nonlocal delays, said
-        delays, said = retry_delays(jitter), None
+        tries.start_over()
         await set_joined(True)
 
     is_released = False
@@ -99,10 +96,28 @@ async def stay_joined(
         if is_released or departure.asked.is_set():
             _log.info("left", coordinator=coordinator, is_released=is_released)
             return
-        if reason != said:  # told once, however often it is tried
-            said = reason
-            _log.info("not_joined", coordinator=coordinator, reason=reason)
-        await asyncio.sleep(next(delays))
+        await tries.pause_after(reason)
+
+
+class _Tries:
+    """The tries to come in, since this worker was last a member."""
+
+    def __init__(self, coordinator: str, jitter: random.Random) -> None:
+        self._coordinator = coordinator
+        self._jitter = jitter
+        self.start_over()
+
+    def start_over(self) -> None:
+        """It came in: the next loss is news again, and is answered at once."""
+        self._delays = retry_delays(self._jitter)
+        self._said: str | None = None
+
+    async def pause_after(self, reason: str) -> None:
+        """Says why a try failed, once however often it is the same, and waits for the next."""
+        if reason != self._said:
+            self._said = reason
+            _log.info("not_joined", coordinator=self._coordinator, reason=reason)
+        await asyncio.sleep(next(self._delays))
 
 
 async def _be_member(

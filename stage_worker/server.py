@@ -7,8 +7,8 @@ its device does not exist, or the coordinator refused it.
 import asyncio
 import os
 import uuid
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -91,15 +91,10 @@ def run_worker(options: WorkerOptions) -> None:
 
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
-    tls = options.mesh_tls
-    check_mesh_address(options.listen, "--listen", tls, options.is_mesh_insecure)
-    kind = PACED if options.pace else _choose_device(options.device)
-    device = WorkerDevice(
-        kind, options.num_threads, options.model_path, options.pace, options.device_sharers
-    )
+    check_mesh_address(options.listen, "--listen", options.mesh_tls, options.is_mesh_insecure)
+    device = _make_device(options)
     worker_id = str(uuid.uuid4())
     metrics = WorkerMetrics(CollectorRegistry())
-    server = rpc.make_server(count_call=count_calls(metrics), check=peers.admit)
     health = WorkerHealth()
     look = make_probe(device.kind, device_uuid(device.kind))
     with closing(DeviceThread(device.num_threads)) as thread:
@@ -107,14 +102,10 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
             serving_metrics(options.metrics, metrics.registry) as metrics_address,
             asyncio.TaskGroup() as tasks,
         ):
-            worker = Worker(worker_id, device, thread, tasks, tls)
+            worker = Worker(worker_id, device, thread, tasks, options.mesh_tls)
             expose(metrics, worker, health)
             expose_device(metrics, look)
-            StageService(worker).add_to(server)
-            await health.add_to(server)
-            address = await rpc.bind(server, options.listen, tls)
-            await server.start()
-            try:
+            async with _listening(options, worker, metrics, health) as address:
                 me = Introduction(
                     options.coordinator,
                     worker_id,
@@ -128,15 +119,29 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
                     me,
                     health,
                     lambda: mesh_pb2.Heartbeat(usage=usage_to_proto(look())),
-                    tls,
+                    options.mesh_tls,
                     stop,
                     options.grace_seconds,
                 )
                 lag.cancel()
-            finally:
-                await worker.close()
-                await server.stop(_CLOSE_SECONDS)
     _log.info("stopped", worker_id=worker_id)
+
+
+@asynccontextmanager
+async def _listening(
+    options: WorkerOptions, worker: Worker, metrics: WorkerMetrics, health: WorkerHealth
+) -> AsyncIterator[str]:
+    """The worker's service, at the address that is given; at the end the worker is closed, too."""
+    server = rpc.make_server(count_call=count_calls(metrics), check=peers.admit)
+    StageService(worker).add_to(server)
+    await health.add_to(server)
+    address = await rpc.bind(server, options.listen, options.mesh_tls)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await worker.close()
+        await server.stop(_CLOSE_SECONDS)
 
 
 async def _stay_until_told(
@@ -160,6 +165,13 @@ async def _stay_until_told(
             await asyncio.wait((member,), timeout=grace_seconds)
         member.cancel()
         stopping.cancel()
+
+
+def _make_device(options: WorkerOptions) -> WorkerDevice:
+    kind = PACED if options.pace else _choose_device(options.device)
+    return WorkerDevice(
+        kind, options.num_threads, options.model_path, options.pace, options.device_sharers
+    )
 
 
 def _choose_device(asked: str) -> str:

@@ -1,0 +1,93 @@
+"""Owns which plan a replica carries out, and with which workers: as asked for, or with fewer.
+
+It takes workers out of the membership; giving them back is `replica.py`'s.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from coordinator.assignment import Assignment
+from coordinator.commons import Commons
+from coordinator.membership import Member
+from coordinator.options import CoordinatorOptions
+from coordinator.places import place, what_is_missing
+from coordinator.plan import settle_dtype, with_dtype
+from coordinator.replan import fits_memory, make_plan, smaller_options
+from coordinator.telemetry import ReplicaTelemetry
+
+
+class ReplicaPlan:
+    """The plan of one replica; `assignments` are in the order of stages, and of ranks within one.
+
+    `options` are those that `assignments` were made from. `weights_bytes` is what the last load
+    said of the whole model, 0 before.
+    """
+
+    def __init__(
+        self,
+        commons: Commons,
+        replica: int,
+        asked_for: tuple[Assignment, ...],
+        telemetry: ReplicaTelemetry,
+    ) -> None:
+        self.assignments = asked_for
+        self.options = commons.options
+        self.weights_bytes = 0
+        self._commons = commons
+        self._replica = replica
+        self._asked_for = asked_for
+        self._telemetry = telemetry
+
+    @property
+    def asked_for(self) -> tuple[Assignment, ...]:
+        """The plan that was asked for, in the dtype that the mesh computes in."""
+        return with_dtype(self._asked_for, self._commons.dtype)
+
+    @property
+    def missing(self) -> str:
+        """What the plan waits for, for people."""
+        return what_is_missing(self.assignments, self._commons.membership.free)
+
+    async def take_members(self) -> tuple[Member, ...]:
+        """Workers for the plan that was asked for, after a while for one that makes do with fewer.
+
+        Before the first service nothing less than what was asked for is served.
+        """
+        membership = self._commons.membership
+        self._carry_out(self._commons.options, self._asked_for)
+        if not self._commons.has_served:
+            return await membership.take(self._replica, self._choose)
+        try:
+            async with asyncio.timeout(self.options.replan_seconds):
+                return await membership.take(self._replica, self._choose)
+        except TimeoutError:
+            return await membership.take(self._replica, self._choose_smaller)
+
+    def _choose(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+        """Its workers, if those that are free suffice; which also settles what they compute in."""
+        commons = self._commons
+        plan = with_dtype(self.assignments, commons.dtype)
+        plan = settle_dtype(plan, commons.model.config, free)
+        members = place(plan, free)
+        if members is not None:
+            self.assignments, commons.dtype = plan, plan[0].dtype
+        return members
+
+    def _choose_smaller(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+        """Its workers for the largest plan that is possible with those that are free."""
+        model = self._commons.model
+        for options in smaller_options(self._commons.options):
+            plan = make_plan(options, model.config, model.fingerprint, self._replica)
+            if plan is None:
+                continue
+            self._carry_out(options, plan)
+            members = self._choose(free)
+            if members is not None and fits_memory(plan, members, self.weights_bytes):
+                return members
+        self._carry_out(self._commons.options, self._asked_for)
+        return None
+
+    def _carry_out(self, options: CoordinatorOptions, assignments: tuple[Assignment, ...]) -> None:
+        """From now on this is the plan."""
+        self.options, self.assignments = options, assignments
+        self._telemetry.reshape(options.tp_sizes)
