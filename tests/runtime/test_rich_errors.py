@@ -34,12 +34,12 @@ def test_status_of_a_bad_field_names_it() -> None:
 
 
 def test_status_of_a_full_queue_says_when_to_try_again() -> None:
-    status, (info, retry) = read(QueueFullError(num_waiting=3, limit=2))
+    status, (info, retry) = read(QueueFullError(num_waiting=3, limit=2, wait_seconds=4))
     assert status.code == RESOURCE_EXHAUSTED
     assert isinstance(info, ErrorInfo)
-    assert dict(info.metadata) == {"num_waiting": "3", "limit": "2", "wait_seconds": "1"}
+    assert dict(info.metadata) == {"num_waiting": "3", "limit": "2", "wait_seconds": "4"}
     assert isinstance(retry, RetryInfo)
-    assert retry.retry_delay.seconds == 1
+    assert retry.retry_delay.seconds == 4
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "\U0001f600" * 100_000])
