@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.errors import StagemeshError
-from scheduler import PolicyName, SchedulerLimits, make_policy
+from scheduler import PolicyName, SchedulerLimits, guess_costs, make_policy
 from simulator.measures import Percentiles
 from simulator.outcomes import Outcome
 from simulator.pacing import PacedModel
@@ -85,6 +85,7 @@ def simulated(
         max_model_len=8192,
         num_steps_in_flight=options.steps_in_flight,
         max_waiting=options.max_waiting,
+        guessed_costs=tuple(guess_costs("paced", 0, 4, num_layers) for num_layers in layers),
     )
     pipeline = PipelineSpec(
         times=pace.times,

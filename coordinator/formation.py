@@ -13,9 +13,11 @@ from coordinator.stages import EpochPlace, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import FingerprintMismatchError, WorkerRefusedError
 from runtime.logs import get_logger
-from scheduler import SchedulerLimits
+from scheduler import SchedulerLimits, guess_costs
 
 _log = get_logger()
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # The ranks of one stage, by rank; a replica is a tuple of them, by stage.
 Ranks = tuple[StageLink, ...]
@@ -63,9 +65,14 @@ async def _load_part(
 
 
 def make_limits(
-    options: CoordinatorOptions, assignments: Sequence[Assignment], reports: Sequence[LoadReport]
+    options: CoordinatorOptions,
+    assignments: Sequence[Assignment],
+    reports: Sequence[LoadReport],
+    device_kinds: Sequence[str],
 ) -> SchedulerLimits:
-    """What the replica can hold: as many blocks as its smallest rank.
+    """What the replica can hold: as many blocks as its smallest rank; and what it may cost.
+
+    `reports` and `device_kinds` are in the order of `assignments`.
 
     Raises `NeverFitsError` if that is less than the sequence length that was asked for.
     """
@@ -82,6 +89,13 @@ def make_limits(
         num_steps_in_flight=options.steps_in_flight,
         max_waiting=options.max_waiting,
         prefix_caching=options.prefix_cache,
+        guessed_costs=tuple(
+            guess_costs(
+                kind, report.weights_bytes, _DTYPE_BYTES[assignment.dtype], assignment.num_layers
+            )
+            for assignment, report, kind in zip(assignments, reports, device_kinds, strict=True)
+            if assignment.rank == 0  # the other ranks of a stage do as much, at the same time
+        ),
     )
 
 

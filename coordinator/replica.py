@@ -152,7 +152,8 @@ class Replica:
         self._canary_progress = ""
         reports = await load_parts(links, self.assignments, self.telemetry)
         self._plan.weights_bytes = sum(report.weights_bytes for report in reports)
-        limits = make_limits(self._plan.options, self.assignments, reports)
+        kinds = [member.identity.device_kind for member in self.members]
+        limits = make_limits(self._plan.options, self.assignments, reports, kinds)
         async with self._commons.recording:
             reference = await find_reference(
                 links[0],

@@ -21,6 +21,7 @@ from scheduler.queue_forecast import QueueForecast
 from scheduler.routing import PrefixMemory, ReplicaLoad, choose_replica, make_load, work_of
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import FinishReason, ScoreEvent, SequenceRequest, TokenEvent
+from scheduler.stage_priors import guess_costs
 from scheduler.watchdog import NO_PROGRESS, Activity, Alarm, Watchdog
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Watchdog",
     "check_layers",
     "choose_replica",
+    "guess_costs",
     "make_load",
     "make_plan",
     "make_policy",

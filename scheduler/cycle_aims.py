@@ -20,8 +20,11 @@ def cycle_seconds(view: SchedulerView, common: float | None, slack: float) -> fl
     """How long a cycle may be, so that nine in ten sequences keep their time per token.
 
     A sequence that is ahead of its target may take longer for a while, one that is behind
-    has to catch up. Where memory runs short, a shorter cycle pays: what runs ends sooner.
+    has to catch up. Where memory runs short, a shorter cycle pays: what runs ends sooner. While
+    nothing decodes, nobody waits for a cycle's end, and it may take any time.
     """
+    if view.num_decoding == 0:
+        return math.inf
     allowed: list[float] = []
     aim = math.inf if common is None else common
     for sequence in view.ready:

@@ -1,8 +1,12 @@
-"""Owns the numbers a scheduler must stay within and the check that a request can ever fit them."""
+"""Owns what an epoch is: the numbers a scheduler must stay within, and what its stages may cost.
+
+With the check that a request can ever fit.
+"""
 
 from dataclasses import dataclass
 
 from runtime.errors import NeverFitsError, PromptTooLongError
+from scheduler.stage_costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +15,9 @@ class SchedulerLimits:
 
     `max_sequences` counts slots, `max_step_tokens` the rows of one microbatch, `max_model_len`
     prompt and generated tokens of one sequence together, `max_waiting` sequences without a slot.
-    With `prefix_caching`, sequences share the KV blocks of equal beginnings.
+    With `prefix_caching`, sequences share the KV blocks of equal beginnings. `guessed_costs` are
+    the stages', by their devices, for policies that predict before anything is measured; none
+    where nothing is known of the devices.
     """
 
     num_blocks: int
@@ -22,6 +28,7 @@ class SchedulerLimits:
     num_steps_in_flight: int
     max_waiting: int
     prefix_caching: bool = True
+    guessed_costs: tuple[StageCosts, ...] = ()
 
     def blocks_for(self, num_positions: int) -> int:
         """KV blocks that hold so many positions."""

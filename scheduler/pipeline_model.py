@@ -3,7 +3,7 @@
 It turns feedback into predictions; what to do with them is the policy's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scheduler.cost_model import CostEstimator
 from scheduler.feedback import SentStep, StageRecord
@@ -29,10 +29,11 @@ class _Journey:
 
 
 class PipelineModel:
-    """One cost estimator per stage that has told something; before the first, the prior stands."""
+    """One cost estimator per stage that has told something; before the first, the priors stand."""
 
-    def __init__(self, prior: StageCosts) -> None:
-        self._prior = prior
+    def __init__(self, priors: Sequence[StageCosts]) -> None:
+        """`priors` are by stage; the last one stands for all those behind it, too."""
+        self._priors = priors
         self._estimators: list[CostEstimator] = []
         self._journeys: dict[int, _Journey] = {}
         self.overhead_seconds = 0.0
@@ -46,7 +47,7 @@ class PipelineModel:
         over many: the margin shrinks with the root of their number.
         """
         if not self._estimators:
-            return [self._prior]
+            return list(self._priors)
         return [
             each.solve().scaled(1.0 + (each.safety - 1.0) / MEAN_ROOT) for each in self._estimators
         ]
@@ -71,7 +72,8 @@ class PipelineModel:
     def observe(self, record: StageRecord, sent: SentStep) -> None:
         """Learns from one stage's times of one step."""
         while len(self._estimators) <= record.stage:
-            self._estimators.append(CostEstimator(self._prior))
+            prior = self._priors[min(len(self._estimators), len(self._priors) - 1)]
+            self._estimators.append(CostEstimator(prior))
         timing = record.timing
         journey = self._journeys.setdefault(record.step, _Journey())
         predicted = self._estimators[record.stage].costs.seconds(sent.work)

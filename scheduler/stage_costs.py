@@ -130,23 +130,3 @@ LARGE_STEP = StepWork(
     num_sampled=256,
 )
 """A step that has much of everything, to weigh coefficients against each other."""
-
-
-def roofline(
-    weights_bytes: float, bytes_per_second: float, flops_per_second: float, bytes_per_weight: float
-) -> StageCosts:
-    """A stage's costs before anything is measured: it reads all weights, then multiplies.
-
-    Reading bounds a step from below, and a token costs two operations per weight (Williams et al.,
-    Roofline, CACM 2009). The other coefficients are shares of these that fit common decoders.
-    """
-    fixed = weights_bytes / bytes_per_second
-    per_token = 2.0 * weights_bytes / bytes_per_weight / flops_per_second
-    return StageCosts(
-        fixed=fixed,
-        prompt=fixed / 8,
-        per_token=per_token,
-        per_attention=per_token / 2**15,
-        per_context=fixed / 2**17,
-        per_sample=fixed / 2**9,
-    )

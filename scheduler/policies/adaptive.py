@@ -26,7 +26,7 @@ from scheduler.limits import SchedulerLimits
 from scheduler.pipeline_model import PipelineModel
 from scheduler.policies.throttle import ThrottleOptions, ThrottlePolicy
 from scheduler.policy import MicrobatchView, SchedulerView, SequenceView
-from scheduler.stage_costs import StageCosts, roofline
+from scheduler.stage_priors import guess_costs
 
 TRUSTED_ERROR = 0.15
 FALLBACK_ERROR = 0.5
@@ -37,20 +37,23 @@ WARMUP_GROWTH = 1.25
 PROMPT_SHARE = 8
 """One row in so many is kept for prompts while there are any: decodes never starve them."""
 
-CPU_CORE = roofline(
-    weights_bytes=2e9, bytes_per_second=1.3e10, flops_per_second=5e10, bytes_per_weight=4.0
-)
-"""Half a billion weights on a CPU core: the first record scales it, so only its shape matters."""
+READING_ROWS = 2
+"""The first microbatch may be as long as a stage reads its weights, so many times."""
+
+UNKNOWN_DEVICE = guess_costs("cpu", weights_bytes=0, bytes_per_weight=4, num_layers=0)
+"""Where a device is not known it is a CPU, on which chunks that are too long hurt most."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveOptions:
-    """Targets in seconds per output token, None for none; `slack` is the share kept in reserve."""
+    """Targets in seconds per output token, None for none; `slack` is the share kept in reserve.
+
+    `warmup_tokens` are the rows that the first microbatch may have on any device.
+    """
 
     tpot_seconds: float | None = None
     slack: float = 0.03
     warmup_tokens: int = 128
-    prior: StageCosts = CPU_CORE
 
 
 class AdaptivePolicy:
@@ -63,7 +66,8 @@ class AdaptivePolicy:
     def start_epoch(self, limits: SchedulerLimits) -> None:
         """Starts to learn anew: the stages may be others."""
         self._limits = limits
-        self._model = PipelineModel(self._options.prior)
+        priors = limits.guessed_costs or (UNKNOWN_DEVICE,)
+        self._model = PipelineModel(priors)
         self._fallback.start_epoch(limits)
         self._num_in_flight = self._num_with_prompts = limits.num_steps_in_flight
         self._num_kept = {True: self._num_in_flight, False: self._num_in_flight}
@@ -71,7 +75,10 @@ class AdaptivePolicy:
         self._num_until_plan = 0
         self._had_prompts = False
         self._is_fallback = False
-        self._warmup_tokens = float(self._options.warmup_tokens)
+        self._warmup_tokens = max(
+            float(self._options.warmup_tokens),
+            READING_ROWS * min(prior.fixed / prior.last_token for prior in priors),
+        )
         self._costs = self._model.costs()
         self._decisions = Decisions()
 

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from scheduler.cost_model import CostEstimator
 from scheduler.feedback import StepWork
-from scheduler.stage_costs import StageCosts, roofline, sum_costs
+from scheduler.stage_costs import StageCosts, sum_costs
+from scheduler.stage_priors import CPU_CORES, roofline
 
-PRIOR = roofline(2e9, 1e10, 5e10, 4.0)
+PRIOR = roofline(2e9, CPU_CORES, 4.0)
 TRUTH = StageCosts(
     fixed=0.007,
     prompt=0.002,

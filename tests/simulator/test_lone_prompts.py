@@ -1,26 +1,40 @@
 """One request at a time: what adaptive batching must not cost."""
 
+from dataclasses import replace
+
 import pytest
 
-from scheduler import PolicyName, PolicyOptions, make_policy
+from scheduler import PolicyName, PolicyOptions, guess_costs, make_policy
+from scheduler.policies import AdaptiveOptions
 from simulator.measures import Percentiles
 from simulator.pipeline import PipelineSpec, layer_shares
 from simulator.replay import Replay, ReplayOptions
 from simulator.scenarios import DEFAULT_LIMITS
-from simulator.stage_times import linear_times
+from simulator.stage_times import linear_times, load_times
 from simulator.traces import TraceRequest
 
 NUM_STAGES = 4
 # As on CPUs: reading the weights is little beside computing a prompt's rows.
-TIMES = linear_times(fixed=0.08, per_token=0.004, per_attention=2e-8, per_context=1e-6)
+CPU_TIMES = linear_times(fixed=0.08, per_token=0.004, per_attention=2e-8, per_context=1e-6)
+H100_TIMES = load_times("llama2-70b/h100-80gb/4")
+KINDS = {"cpu": (CPU_TIMES, 4), "cuda": (H100_TIMES, 2)}
 
 
-def times_of(policy: PolicyName, num_prompt_tokens: int) -> tuple[float, float]:
-    """Medians of TTFT and TPOT of five requests that never meet."""
-    trace = tuple(TraceRequest(100.0 * turn, num_prompt_tokens, 16) for turn in range(5))
-    pipeline = PipelineSpec(TIMES, layer_shares((1,) * NUM_STAGES), noise=0.0)
-    policy_made = make_policy(policy, PolicyOptions())
-    result = Replay(trace, pipeline, DEFAULT_LIMITS, policy_made, ReplayOptions()).run()
+def times_of(
+    policy: PolicyName,
+    num_prompt_tokens: int,
+    kind: str = "cpu",
+    tpot_seconds: float | None = None,
+    num_requests: int = 5,
+) -> tuple[float, float]:
+    """Medians of TTFT and TPOT of some requests that never meet, on devices of a kind."""
+    trace = tuple(TraceRequest(100.0 * turn, num_prompt_tokens, 16) for turn in range(num_requests))
+    times, bytes_per_weight = KINDS[kind]
+    pipeline = PipelineSpec(times, layer_shares((20,) * NUM_STAGES), noise=0.0)
+    guess = guess_costs(kind, 9 * 10**9, bytes_per_weight, num_layers=20)
+    limits = replace(DEFAULT_LIMITS, guessed_costs=(guess,) * NUM_STAGES)
+    options = PolicyOptions(adaptive=AdaptiveOptions(tpot_seconds=tpot_seconds))
+    result = Replay(trace, pipeline, limits, make_policy(policy, options), ReplayOptions()).run()
     ttft = Percentiles.of([each.ttft_seconds or 0.0 for each in result.outcomes])
     tpot = Percentiles.of([each.tpot_seconds or 0.0 for each in result.outcomes])
     return ttft.p50, tpot.p50
@@ -33,3 +47,27 @@ def test_lone_request_under_adaptive_waits_no_longer_than_under_fixed(
     adaptive, fixed = (times_of(name, num_prompt_tokens) for name in ("adaptive", "fixed"))
     assert adaptive[0] <= 1.02 * fixed[0]
     assert adaptive[1] <= 1.02 * fixed[1]
+
+
+def test_lone_prompt_with_a_tpot_target_nobody_can_meet_waits_no_longer_than_without() -> None:
+    """Nothing decodes that shorter chunks would bring its tokens sooner."""
+    assert times_of("adaptive", 500, tpot_seconds=0.001)[0] <= times_of("adaptive", 500)[0]
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [20, 100, 500, 1000])
+def test_lone_prompt_on_accelerators_waits_no_longer_than_under_fixed(
+    num_prompt_tokens: int,
+) -> None:
+    """A CPU's shape of costs would have cut 500 tokens into chunks that take as long as all."""
+    adaptive, fixed = (times_of(name, num_prompt_tokens, "cuda") for name in ("adaptive", "fixed"))
+    assert adaptive[0] <= 1.02 * fixed[0]
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [100, 500, 2000, 8000])
+def test_first_prompt_of_an_epoch_on_accelerators_waits_hardly_longer_than_under_fixed(
+    num_prompt_tokens: int,
+) -> None:
+    adaptive, fixed = (
+        times_of(name, num_prompt_tokens, "cuda", num_requests=1) for name in ("adaptive", "fixed")
+    )
+    assert adaptive[0] <= 1.15 * fixed[0]
