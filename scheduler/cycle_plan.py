@@ -94,15 +94,12 @@ def plan_cycle(
     num_without = num_in_flight - num_with_prompts
     work = share
     if load.num_prompt_tokens > 0:
-        chunk = math.inf if limits.prompts_hurry else _soonest_chunk(stages, share, load)
-        around = limits.seconds - overhead_seconds
-        chunk = min(chunk, _chunk_within(sum_costs(stages), share, load, around))
-        for stage in stages:
-            without = num_without * stage.seconds(share)
-            each = (limits.seconds - without) / num_with_prompts
-            chunk = min(chunk, _chunk_within(stage, share, load, each))
-        most = limits.max_step_tokens - share.num_tokens
-        work = _with_chunk(share, load, max(MIN_CHUNK_TOKENS, int(min(chunk, most))))
+        budgets = [
+            (stage, (limits.seconds - num_without * stage.seconds(share)) / num_with_prompts)
+            for stage in stages
+        ]
+        budgets.append((sum_costs(stages), limits.seconds - overhead_seconds))
+        work = _with_chunk(share, load, _chunk(stages, budgets, share, load, limits))
     times = [stage.seconds(work) for stage in stages]
     busy = max(
         num_with_prompts * seconds + num_without * stage.seconds(share)
@@ -121,6 +118,21 @@ def plan_cycle(
         worth=num_done / cycle ** (1.0 + limits.memory_shortage),
         fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE),
     )
+
+
+def _chunk(
+    stages: Sequence[StageCosts],
+    budgets: Sequence[tuple[StageCosts, float]],
+    share: StepWork,
+    load: CycleLoad,
+    limits: CycleLimits,
+) -> int:
+    """The prompt tokens of a microbatch with this share of the decodes, within all budgets."""
+    chunk = math.inf if limits.prompts_hurry else _soonest_chunk(stages, share, load)
+    for costs, seconds in budgets:
+        chunk = min(chunk, _chunk_within(costs, share, load, seconds))
+    most = limits.max_step_tokens - share.num_tokens
+    return max(MIN_CHUNK_TOKENS, int(min(chunk, most)))
 
 
 def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:

@@ -3,24 +3,22 @@
 `add`, `resume`, `withdraw`, `cancel`, `update`, `observe` and `restart` are its events, `schedule`
 its only output. It reads no clock, environment or random source and does no I/O, so equal calls
 give equal steps. The contract schedule() -> step, update(step, results) follows vLLM v1's scheduler
-core; events in, instructions out follows dask's worker state machine. Longer than other files: the
-whole contract is one class, and much of it answers in one line.
+core; events in, instructions out follows dask's worker state machine.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runtime.errors import NeverFitsError, PromptTooLongError, QueueFullError
+from runtime.errors import QueueFullError
 from runtime.step import SampledToken, ScoredToken, Step
 from scheduler.batching import Batcher
 from scheduler.feedback import StageRecord
 from scheduler.insight import SchedulerInsight
-from scheduler.intake import Intake, Line
+from scheduler.intake import Intake
 from scheduler.limits import SchedulerLimits
 from scheduler.pipeline_meter import PipelineMeter
-from scheduler.policy import Policy, SchedulerView
-from scheduler.queues import SequenceQueues
-from scheduler.residences import Residences
+from scheduler.policy import Policy
+from scheduler.population import Population
 from scheduler.sequence import Phase, ScoreEvent, SequenceRequest, TokenEvent, TrackedSequence
 from scheduler.steps_in_flight import StepsInFlight
 
@@ -34,8 +32,8 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, policy: Policy) -> None:
         self._policy = policy
-        self._sequences: dict[int, TrackedSequence] = {}
         self._intake = Intake()
+        self._population = Population(limits, self._intake.shares)
         self.num_preemptions = 0
         # Tokens of sequences that got a slot, and how many of them the prefix cache had.
         self.num_queried_tokens = 0
@@ -44,8 +42,6 @@ class Scheduler:
 
     def _start_epoch(self, limits: SchedulerLimits) -> None:
         self._limits = limits
-        self._residences = Residences(limits)
-        self._queues = SequenceQueues(self._intake.shares)
         self._in_flight = StepsInFlight()
         self._policy.start_epoch(limits)
         self._meter = PipelineMeter()
@@ -63,23 +59,14 @@ class Scheduler:
 
         Raises PromptTooLongError or NeverFitsError.
         """
-        assert request.sequence_id not in self._sequences, f"{request.sequence_id} is in use"
-        assert request.prompt_ids, f"sequence {request.sequence_id} has an empty prompt"
-        assert request.max_tokens > len(generated_ids), f"{request.sequence_id} wants no tokens"
-        num_prompt_tokens = len(request.prompt_ids)
-        self._limits.check_fits(num_prompt_tokens, request.max_tokens)
-        final_len = self._limits.final_len(num_prompt_tokens, request.max_tokens)
-        token_ids = [*request.prompt_ids, *generated_ids]
-        sequence = TrackedSequence(request, token_ids, final_len)
-        self._sequences[request.sequence_id] = sequence
-        self._queues.add(sequence)
+        self._population.add(request, generated_ids)
 
     def withdraw(self, sequence_id: int) -> tuple[int, ...]:
         """Drops a sequence as `cancel` does and returns its new tokens: it goes on elsewhere."""
-        sequence = self._sequences.get(sequence_id)
+        sequence = self._population.get(sequence_id)
         if sequence is None:
             return ()
-        self._forget(sequence)
+        self._population.forget(sequence)
         return tuple(sequence.token_ids[len(sequence.request.prompt_ids) :])
 
     def cancel(self, sequence_id: int) -> None:
@@ -87,10 +74,10 @@ class Scheduler:
 
         Its slot is released with the next step, and what is in flight for it comes to nothing.
         """
-        sequence = self._sequences.get(sequence_id)
+        sequence = self._population.get(sequence_id)
         if sequence is not None:
             self._intake.ended(sequence)
-            self._forget(sequence)
+            self._population.forget(sequence)
 
     def score(self, step: int, scored: Sequence[ScoredToken]) -> tuple[ScoreEvent, ...]:
         """Takes what the oldest step in flight scored, before its `update`.
@@ -130,14 +117,7 @@ class Scheduler:
 
         A restart ends it, too.
         """
-        self._queues.alone = sequence_id
-        if sequence_id is None:
-            return
-        for sequence in self._queues.running():
-            if sequence.sequence_id != sequence_id:
-                self._residences.close(sequence)
-                self._queues.move(sequence, Phase.WAITING)
-                self.num_preemptions += 1
+        self.num_preemptions += self._population.isolate(sequence_id)
 
     def restart(self, limits: SchedulerLimits) -> tuple[int, ...]:
         """Begins a new epoch: nothing in flight, no slots, and every sequence waits again.
@@ -145,11 +125,9 @@ class Scheduler:
         Tokens already reported stay and are computed again as part of the prompt, so each is
         reported once. Returns the ids of sequences that cannot fit the new limits; they are gone.
         """
-        sequences = list(self._sequences.values())
+        dropped = self._population.start_epoch(limits)
         self._start_epoch(limits)
-        return tuple(
-            sequence.sequence_id for sequence in sequences if not self._wait_again(sequence)
-        )
+        return dropped
 
     # ---- output ----------------------------------------------------------------------------------
 
@@ -160,16 +138,17 @@ class Scheduler:
         """
         if self.num_steps_in_flight >= self._limits.num_steps_in_flight:
             return None
-        line = self._intake.line(self._queues, self._residences, now)
-        view = self._view(now, line)
+        queues, residences = self._population.queues, self._population.residences
+        line = self._intake.line(queues, residences, now)
+        view = self._population.view(now, line, self._in_flight.steps())
         most = min(self._policy.num_steps_in_flight(view), self._limits.num_steps_in_flight)
         if self.num_steps_in_flight >= most:
             return None
         batcher = Batcher(
             self._limits,
             self._policy,
-            self._queues,
-            self._residences,
+            queues,
+            residences,
             self._intake.shares,
             view,
             line.admissible,
@@ -178,21 +157,21 @@ class Scheduler:
         self.num_preemptions += batcher.num_preempted
         self.num_queried_tokens += batcher.num_queried_tokens
         self.num_hit_tokens += batcher.num_hit_tokens
-        self._residences.name_filled(draft.members)
-        if not draft.chunks and (self._in_flight or not self._residences.has_releases):
+        residences.name_filled(draft.members)
+        if not draft.chunks and (self._in_flight or not residences.has_releases):
             return None
-        step = draft.to_step(self._in_flight.next_number, self._residences.take_releases())
+        step = draft.to_step(self._in_flight.next_number, residences.take_releases())
         self._in_flight.send(draft.draws, draft.scores, draft.work, now, most)
         return step
 
     def first_in_line(self, now: float) -> int | None:
         """The id of the waiting sequence that gets a slot next; None: nobody waits."""
-        first = self._queues.next_in_line(now, 1)
+        first = self._population.queues.next_in_line(now, 1)
         return first[0].sequence_id if first else None
 
     def sequence_in_slot(self, slot: int) -> int:
         """The id of the sequence that holds a slot, which must be in use."""
-        return self._residences.holder(slot).sequence_id
+        return self._population.residences.holder(slot).sequence_id
 
     @property
     def insight(self) -> SchedulerInsight:
@@ -203,17 +182,17 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that hold a slot."""
-        return len(self._sequences) - self.num_waiting
+        return len(self._population) - self.num_waiting
 
     @property
     def num_waiting(self) -> int:
         """Sequences without a slot: new, preempted, or back after a restart."""
-        return self._queues.count(Phase.WAITING)
+        return self._population.queues.count(Phase.WAITING)
 
     @property
     def unfinished(self) -> tuple[TrackedSequence, ...]:
         """Every sequence, for whoever routes others; only looked at."""
-        return tuple(self._sequences.values())
+        return tuple(self._population)
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -223,79 +202,37 @@ class Scheduler:
     @property
     def num_blocks_used(self) -> int:
         """KV blocks that sequences hold."""
-        return self._residences.num_blocks_used
+        return self._population.residences.num_blocks_used
 
     @property
     def num_slots_used(self) -> int:
         """Slots that sequences hold."""
-        return self._residences.num_slots_used
+        return self._population.residences.num_slots_used
 
     @property
     def has_work(self) -> bool:
         """False when idle: no sequence, no step in flight, no release that stages wait for."""
-        return bool(self._sequences or self._in_flight or self._residences.has_releases)
+        return bool(self._population or self._in_flight or self._population.residences.has_releases)
 
     def check_integrity(self) -> None:
         """Asserts every invariant of blocks, slots, queues and steps in flight."""
-        self._queues.check_integrity()
-        running = self._queues.running()
-        assert len(running) + self.num_waiting == len(self._sequences), "a sequence is lost"
-        self._residences.check_integrity(running)
-        assert self.num_steps_in_flight <= self._limits.num_steps_in_flight
         awaited = [sequence.sequence_id for sequence in self._in_flight.awaited()]
-        sampling = sorted(sequence.sequence_id for sequence in self._queues.of(Phase.SAMPLING))
-        assert awaited == sampling, f"tokens in flight for {awaited}, awaited by {sampling}"
+        self._population.check_integrity(awaited)
+        assert self.num_steps_in_flight <= self._limits.num_steps_in_flight
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _view(self, now: float, line: Line) -> SchedulerView:
-        ready = self._queues.of(Phase.READY)
-        return SchedulerView(
-            now=now,
-            limits=self._limits,
-            in_flight=self._in_flight.steps(),
-            num_decoding=len(ready) + self._queues.count(Phase.SAMPLING),
-            num_blocks_free=self._residences.num_blocks_free,
-            num_slots_free=self._residences.num_slots_free,
-            ready=ready,
-            prefilling=self._queues.by_urgency(Phase.PREFILL),
-            waiting=line.waiting,
-            num_admissible=line.num_admissible,
-        )
-
     def _accept(self, sequence: TrackedSequence, token: SampledToken, now: float) -> TokenEvent:
         if token.problem:
-            self._forget(sequence)
+            self._population.forget(sequence)
             return TokenEvent(sequence.sequence_id, token)
         if sequence.first_token_at is None:
             self._meter.first_token(sequence, now)
         finish_reason = sequence.accept(token.token_id, now)
         if finish_reason is None:
-            self._queues.move(sequence, Phase.READY)
+            self._population.queues.move(sequence, Phase.READY)
         else:
             self._meter.finish(sequence, now)
             self._intake.ended(sequence)
-            self._forget(sequence)
+            self._population.forget(sequence)
         return TokenEvent(sequence.sequence_id, token, finish_reason)
-
-    def _forget(self, sequence: TrackedSequence) -> None:
-        del self._sequences[sequence.sequence_id]
-        self._queues.remove(sequence)
-        self._residences.close(sequence)
-
-    def _wait_again(self, sequence: TrackedSequence) -> bool:
-        """Queues a sequence in the new epoch, or drops it and returns False if it cannot fit."""
-        request = sequence.request
-        num_prompt_tokens = len(request.prompt_ids)
-        sequence.start_epoch(self._limits.final_len(num_prompt_tokens, request.max_tokens))
-        try:
-            self._limits.check_fits(num_prompt_tokens, request.max_tokens)
-        except (NeverFitsError, PromptTooLongError):
-            fits = False
-        else:
-            fits = len(sequence.token_ids) < sequence.final_len
-        if fits:
-            self._queues.add(sequence)
-        else:
-            del self._sequences[sequence.sequence_id]
-        return fits
