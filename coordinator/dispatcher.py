@@ -168,10 +168,11 @@ class _Router:
     def choose(self, request: SequenceRequest, num_generated: int = 0) -> Engine:
         """The engine for a sequence with so many tokens; while none serves, the one with fewest."""
         work = work_of(request, num_generated)
-        replica = choose_replica(self._loads, work, self._prefixes.num_kept(request.prompt_ids))
+        num_kept = self._prefixes.num_kept(request.prompt_ids, request.cache_salt)
+        replica = choose_replica(self._loads, work, num_kept)
         if replica is None:
             return min(self._engines, key=lambda engine: engine.num_requests)
-        self._prefixes.note(request.prompt_ids, replica)
+        self._prefixes.note(request.prompt_ids, replica, request.cache_salt)
         load = self._loads[replica]
         self._loads[replica] = replace(
             load,

@@ -106,7 +106,8 @@ def work_of(request: SequenceRequest, num_generated: int = 0) -> RoutedWork:
 class PrefixMemory:
     """Remembers which replica computed which beginnings of prompts lately.
 
-    A beginning is known by the hash of its chunks, each chained to those before it.
+    A beginning is known by the hash of its chunks, each chained to those before it, and the first
+    to the salt: sequences of different salts share no cached blocks, wherever they run.
     """
 
     def __init__(self, capacity: int = 1 << 16) -> None:
@@ -114,9 +115,9 @@ class PrefixMemory:
         # By chained hash, the least lately used first.
         self._replicas: OrderedDict[int, int] = OrderedDict()
 
-    def note(self, prompt_ids: Sequence[int], replica: int) -> None:
+    def note(self, prompt_ids: Sequence[int], replica: int, cache_salt: str = "") -> None:
         """`replica` computes this prompt."""
-        for key in _chunk_keys(prompt_ids):
+        for key in _chunk_keys(prompt_ids, cache_salt):
             self._replicas[key] = replica
             self._replicas.move_to_end(key)
         while len(self._replicas) > self._capacity:
@@ -127,10 +128,10 @@ class PrefixMemory:
         kept = ((key, value) for key, value in self._replicas.items() if value != replica)
         self._replicas = OrderedDict(kept)
 
-    def num_kept(self, prompt_ids: Sequence[int]) -> dict[int, int]:
+    def num_kept(self, prompt_ids: Sequence[int], cache_salt: str = "") -> dict[int, int]:
         """By replica, the tokens of this prompt's beginning that it computed lately."""
         kept: dict[int, int] = {}
-        for number, key in enumerate(_chunk_keys(prompt_ids), start=1):
+        for number, key in enumerate(_chunk_keys(prompt_ids, cache_salt), start=1):
             replica = self._replicas.get(key)
             if replica is None:
                 break
@@ -138,9 +139,9 @@ class PrefixMemory:
         return kept
 
 
-def _chunk_keys(prompt_ids: Sequence[int]) -> Iterator[int]:
-    """The chained hashes of the prompt's whole chunks; hashes of integers are the same anywhere."""
-    key = 0
+def _chunk_keys(prompt_ids: Sequence[int], cache_salt: str) -> Iterator[int]:
+    """The chained hashes of the prompt's whole chunks, good within this process."""
+    key = hash(cache_salt)
     for start in _chunk_starts(len(prompt_ids)):
         key = hash((key, tuple(prompt_ids[start : start + PREFIX_TOKENS])))
         yield key

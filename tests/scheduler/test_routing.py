@@ -86,6 +86,14 @@ def test_prefix_memory_knows_the_beginnings_that_prompts_share() -> None:
     assert memory.num_kept(shared[: PREFIX_TOKENS - 1]) == {}
 
 
+def test_prefix_memory_prompt_of_another_salt_is_not_known() -> None:
+    memory = PrefixMemory()
+    prompt = tuple(range(PREFIX_TOKENS))
+    memory.note(prompt, replica=1, cache_salt="ours")
+    assert memory.num_kept(prompt, "ours") == {1: PREFIX_TOKENS}
+    assert memory.num_kept(prompt, "theirs") == memory.num_kept(prompt) == {}
+
+
 def test_prefix_memory_replica_that_lost_its_cache_is_forgotten() -> None:
     memory = PrefixMemory()
     prompt = tuple(range(PREFIX_TOKENS))
