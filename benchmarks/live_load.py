@@ -67,7 +67,7 @@ async def measure(client: AsyncClient, trace: Trace) -> LoadFigures:
     """A trace on a running mesh."""
     before = await client.state()
     outcomes = await play(client, trace)
-    return _figures(outcomes, _bubble(await client.state(), before))
+    return summed_up(outcomes, _bubble(await client.state(), before))
 
 
 def simulated(
@@ -101,10 +101,11 @@ def simulated(
     result = Replay(
         trace, pipeline, limits, make_policy(policy, options.policy_options), replay_options
     ).run()
-    return _figures(result.outcomes, _simulated_bubble(result))
+    return summed_up(result.outcomes, _simulated_bubble(result))
 
 
-def _figures(outcomes: Sequence[Outcome], bubble: float) -> LoadFigures:
+def summed_up(outcomes: Sequence[Outcome], bubble: float) -> LoadFigures:
+    """What the requests that ended saw."""
     done = [each for each in outcomes if each.finished_at is not None]
     seconds = max(each.finished_at or 0.0 for each in done)
     tpots = [tpot for each in done if (tpot := each.tpot_seconds) is not None]

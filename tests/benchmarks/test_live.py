@@ -1,0 +1,69 @@
+"""What the benchmark of running meshes makes of its measurements; no mesh runs."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from benchmarks.live import (
+    PACED,
+    SLOWED_STAGE,
+    add_difference,
+    add_figures,
+    figures_table,
+    parse_policies,
+    with_slow_stage,
+)
+from benchmarks.live_load import LoadFigures
+from scheduler import POLICY_NAMES
+from simulator.measures import Percentiles
+from simulator.pacing import read_pace
+
+FIGURES = LoadFigures(
+    token_rate=200.0,
+    ttft=Percentiles.of([0.5, 0.5]),
+    tpot=Percentiles.of([0.04, 0.04]),
+    bubble=0.25,
+)
+
+
+def cells_of(table: Table) -> list[list[str]]:
+    """The table's rows as text."""
+    return [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+def test_policies_by_name_come_in_the_order_of_the_tables() -> None:
+    assert parse_policies("adaptive,fixed") == ("fixed", "adaptive")
+    assert parse_policies("all") == POLICY_NAMES
+
+
+@pytest.mark.parametrize("names", ["", "adaptive,slow", "fixed,"])
+def test_policies_that_are_not_known_are_refused_with_those_that_are(names: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="fixed, multiplicative"):
+        parse_policies(names)
+
+
+def test_figures_row_has_its_units() -> None:
+    table = figures_table("some")
+    add_figures(table, "adaptive", FIGURES)
+    assert cells_of(table) == [["adaptive", "200.0", "0.50", "0.50", "40", "40", "25%"]]
+
+
+def test_difference_row_says_how_far_the_simulator_is_off() -> None:
+    table = figures_table("some")
+    modelled = replace(FIGURES, token_rate=220.0, tpot=Percentiles.of([0.03, 0.03]))
+    add_difference(table, modelled, FIGURES)
+    assert cells_of(table) == [["  off by", "+10.0%", "+0.0%", "+0.0%", "-25.0%", "-25.0%", ""]]
+
+
+def test_slowed_model_is_the_same_but_for_one_stage_that_changes(tmp_path: Path) -> None:
+    paced = PACED / "llama2-70b.json"
+    slowed = with_slow_stage(paced, tmp_path, 12.5)
+    assert json.loads(slowed.read_text()) == json.loads(paced.read_text()) | {
+        "changes": [{"stage": SLOWED_STAGE, "after_seconds": 12.5, "factor": 2.0}]
+    }
+    (change,) = read_pace(slowed).changes
+    assert (change.stage, change.at_seconds, change.factor) == (SLOWED_STAGE, 12.5, 2.0)
