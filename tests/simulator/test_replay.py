@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler import POLICY_NAMES, StepWork
+from scheduler import POLICY_NAMES, StepWork, guess_costs
 from scheduler.policies import PolicyName
 from simulator.compare import contender, goodput, replay, summary_of
 from simulator.goodput import search_goodput
@@ -125,7 +125,9 @@ def test_adaptive_when_a_stage_slows_down_knows_within_twenty_cycles() -> None:
 def test_adaptive_with_few_decodes_over_a_slow_link_does_not_split() -> None:
     """vllm#55145: splitting into microbatches loses on slow links."""
     link = LinkSpec(latency_seconds=0.4)
-    far = replace(STEADY, pipeline=replace(STEADY.pipeline, link=link, shares=(0.5, 0.5)))
+    limits = replace(STEADY.limits, guessed_costs=(guess_costs("cuda", 0, 2, 0),) * 2)
+    pipeline = replace(STEADY.pipeline, link=link, shares=(0.5, 0.5))
+    far = replace(STEADY, pipeline=pipeline, limits=limits)
     trace = tuple(TraceRequest(0.0, 20, 80) for _ in range(4))
     its, other = contender("adaptive", far), contender("fixed", far)
     result, fixed = replay(far, trace, its, seed=0), replay(far, trace, other, seed=0)
