@@ -91,14 +91,12 @@ def plan_cycle(
     down: neither the microbatches in flight nor the way around may take longer.
     """
     share = _decode_share(load, num_in_flight)
-    num_without = num_in_flight - num_with_prompts
-    work = share
+    num_without, work = num_in_flight - num_with_prompts, share
     if load.num_prompt_tokens > 0:
-        budgets = [
-            (stage, (limits.seconds - num_without * stage.seconds(share)) / num_with_prompts)
-            for stage in stages
-        ]
-        budgets.append((sum_costs(stages), limits.seconds - overhead_seconds))
+        budgets = [(sum_costs(stages), limits.seconds - overhead_seconds)]
+        for stage in stages:
+            left = limits.seconds - num_without * stage.seconds(share)
+            budgets.append((stage, left / num_with_prompts))
         work = _with_chunk(share, load, _chunk(stages, budgets, share, load, limits))
     times = [stage.seconds(work) for stage in stages]
     busy = max(
