@@ -34,12 +34,14 @@ ACCELERATOR = DeviceSpeed(2.3e12, 6e14, exposed=0.25, layer_seconds=1e-4)
 def guess_costs(
     device_kind: str, weights_bytes: int, bytes_per_weight: int, num_layers: int
 ) -> StageCosts:
-    """The prior of a stage on such a device; paced stages mostly pretend to be accelerators."""
-    if device_kind == "cpu":
-        return roofline(weights_bytes or NOMINAL_BYTES, CPU_CORES, bytes_per_weight)
-    if weights_bytes == 0:
-        return roofline(NOMINAL_BYTES, ACCELERATOR, bytes_per_weight)
-    return roofline(weights_bytes, ACCELERATOR, bytes_per_weight, num_layers)
+    """The prior of a stage on such a device.
+
+    Paced stages take any times and say nothing of them: a CPU's shape is the careful guess.
+    """
+    if device_kind == "cuda":
+        num_bytes = weights_bytes or NOMINAL_BYTES
+        return roofline(num_bytes, ACCELERATOR, bytes_per_weight, num_layers)
+    return roofline(weights_bytes or NOMINAL_BYTES, CPU_CORES, bytes_per_weight)
 
 
 def roofline(
@@ -69,5 +71,5 @@ def roofline(
         beyond_512=last - second,
         per_attention=per_token / 2**15,
         per_context=fixed / 2**17,
-        per_sample=fixed / 2**9,
+        per_sample=fixed / 2**8,
     )
