@@ -23,7 +23,9 @@ from runtime.rich_errors import DETAILS_KEY, error_metadata
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 
 # A name or an address: nothing that gRPC would take for a scheme, such as unix:PATH.
-_HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w.-]+", re.ASCII)
+# A name's labels are as long as DNS has them: looking up another ends in a UnicodeError.
+_LABEL = r"[\w-]{1,63}"
+_HOST: Final = re.compile(rf"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|{_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 
 # A peer that is dead is noticed in their sum, also where nothing is sent.

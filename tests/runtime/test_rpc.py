@@ -263,7 +263,10 @@ async def test_bind_to_foreign_address_says_what_is_wrong() -> None:
         await bind(make_server(), "192.0.2.1:50050")
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "localhost:", ":50050", "host:70000", "h:x"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "localhost", "localhost:", ":50050", "host:70000", "h:x", "a..b:1", f"{'a' * 64}.org:1"],
+)
 def test_split_address_of_malformed_raises(address: str) -> None:
     with pytest.raises(InvalidRequestError, match="HOST:PORT"):
         split_address(address)
@@ -271,6 +274,10 @@ def test_split_address_of_malformed_raises(address: str) -> None:
 
 def test_split_address_of_ipv6_drops_the_brackets() -> None:
     assert split_address("[::1]:50050") == ("::1", 50050)
+
+
+def test_split_address_of_the_longest_label_and_the_root_is_taken() -> None:
+    assert split_address(f"{'a' * 63}.org.:1") == (f"{'a' * 63}.org.", 1)
 
 
 def test_keepalive_of_both_ends_agrees() -> None:
