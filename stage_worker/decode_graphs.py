@@ -87,7 +87,8 @@ class DecodeGraphs:
                 self._forward(bucket)
         torch.cuda.current_stream(self._shape.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads go on copying activations meanwhile, which a global capture forbids.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             hidden_BH = self._forward(bucket)
         return graph, hidden_BH
 
