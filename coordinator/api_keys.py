@@ -115,7 +115,7 @@ def read_key_file(path: Path, defaults: Tenant = ANONYMOUS) -> dict[str, Tenant]
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:
-        hint = "stagemesh keys add NAME makes one"
+        hint = f"stagemesh keys add NAME --api-keys {path} makes one"
         raise KeyFileError(path=str(path), problem=f"{error.strerror}; {hint}") from error
     except ValueError as error:
         raise KeyFileError(path=str(path), problem=f"it is not TOML: {error}") from error

@@ -23,7 +23,7 @@ def certs(
 ) -> None:
     """Make the certificates of one node of a mesh, and the mesh's authority the first time.
 
-    DIR/NODE is what the node needs: give its processes --tls-dir with it. DIR/ca.key stays here:
+    FOLDER/NODE is what the node needs: give its processes --tls-dir with it. FOLDER/ca.key stays:
     whoever has it can join the mesh.
 
     Parameters

@@ -17,7 +17,7 @@ Examples:
     stagemesh serve ./my-model.gguf --pp 2 --kv-memory 2GiB --max-model-len 4096
     stagemesh serve smollm2 --grpc 0.0.0.0:50050 --http 0.0.0.0:8000 --api-keys keys.toml
 
-Doors that other machines can reach ask for API keys; stagemesh keys add NAME makes one."""
+Doors that other machines can reach ask for API keys, which stagemesh keys add makes."""
 
 INFER = """\
 Examples:
@@ -77,7 +77,7 @@ Examples:
 
     stagemesh drain 10.0.0.2:50100          one worker, before its machine goes down
     stagemesh drain 1 --grace 60            all workers of replica 1
-    stagemesh drain 1 --target 10.0.0.1:50051 --tls-dir certs"""
+    stagemesh drain 1 --target 10.0.0.1:50051 --tls-dir certs/admin"""
 
 HEALTH = """\
 Examples:
@@ -127,5 +127,5 @@ Examples:
 NODE = """\
 Examples, on a machine with GPUs and on one without:
 
-    stagemesh node --coordinator 10.0.0.1:50051 --listen 0.0.0.0:50100
-    stagemesh node --coordinator 10.0.0.1:50051 --listen 0.0.0.0:50100 --workers 2"""
+    stagemesh node --coordinator 10.0.0.1:50051 --listen 0.0.0.0:50100 --tls-dir certs/d
+    stagemesh node --coordinator 127.0.0.1:50051 --workers 2"""

@@ -118,7 +118,7 @@ class BatchingOptions:
     """Time per output token that the policy adaptive keeps to, in seconds. [default: none]"""
 
     steps_in_flight: Positive | None = None
-    """Most microbatches under way at once. [default: a stage's one, or two for adaptive]"""
+    """Most microbatches under way at once. [default: one a stage, two with adaptive]"""
 
     max_waiting: MaxWaiting = 1024
     """Prompts that may wait, at most 1000000; more are refused."""
@@ -139,7 +139,7 @@ class DeviceOptions:
     """Workers that share a GPU, and divide its memory for their KV caches."""
 
     threads: Positive | None = None
-    """CPU threads of each worker. [default: the machine's cores, shared by its workers]"""
+    """CPU threads of each worker. [default: the cores, divided by the workers started here]"""
 
     paced: Path | None = None
     """Compute nothing: take the times that this JSON file models, as in docs/scheduling.md."""
@@ -157,10 +157,10 @@ class AddressOptions:
     """The HTTP door for clients: OpenAI's API, probes and metrics."""
 
     mesh: Address = "127.0.0.1:50051"
-    """The door for workers."""
+    """The door for workers, and for operators."""
 
-    max_request_size: Size = 4 * 2**20
-    """Largest request at either door, as 4MiB."""
+    max_request_size: Annotated[Size, Parameter(show_default=False)] = 4 * 2**20
+    """Largest request at either door. [default: 4MiB]"""
 
     cors_origins: Origins | None = None
     """Web pages of these origins, as https://a.org, may call the HTTP door; * is all."""
