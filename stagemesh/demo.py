@@ -13,7 +13,7 @@ from stagemesh.client import AsyncClient
 from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Update
 from stagemesh.interrupts import Interrupts
 from stagemesh.launcher import LaunchPlan, LocalMesh, local_mesh
-from stagemesh.progress import ProgressView
+from stagemesh.progress import ProgressView, tell
 from stagemesh.render import hop_table, plan_table, speed, stage_table
 from stagemesh.state import MeshState, ReplicaState
 
@@ -32,14 +32,14 @@ class Demo:
 
     async def run(self, interrupts: Interrupts) -> None:
         """Starts the mesh, asks, shows the tables and stops it; LaunchError if it cannot start."""
-        async with local_mesh(self.plan, self._tell) as mesh:
-            interrupts.on_first = partial(self._tell, "\nstopping")
+        async with local_mesh(self.plan, partial(tell, self.news)) as mesh:
+            interrupts.on_first = partial(tell, self.news, "\nstopping")
             interrupts.on_second = mesh.kill
             before = await self._start(mesh)
             async with AsyncClient(self.plan.target) as client:
                 last = await self._ask(client)
                 self._show_cost(before, await client.state(), last)
-        self._tell("stopped")
+        tell(self.news, "stopped")
 
     async def _start(self, mesh: LocalMesh) -> MeshState:
         with ProgressView(self.news) as progress:
@@ -69,9 +69,6 @@ class Demo:
         if last is not None and last.usage is not None and last.timings is not None:
             self.console.print()
             self.console.print(Text(speed(last.usage, last.timings)), soft_wrap=True)
-
-    def _tell(self, line: str) -> None:
-        self.news.print(Text.from_ansi(line), soft_wrap=True)
 
 
 def _since(before: MeshState, after: MeshState) -> list[ReplicaState]:

@@ -11,6 +11,11 @@ from stagemesh.render import layer_range
 from stagemesh.state import MeshState
 
 
+def tell(console: Console, line: str) -> None:
+    """One line of news, of ours or of a child's with its colours; as long as it is."""
+    console.print(Text.from_ansi(line), soft_wrap=True)
+
+
 class ProgressView:
     """Bars on a terminal, one line for each new phase elsewhere; use it as `with`."""
 

@@ -129,7 +129,6 @@ def make_launch_plan(
         http=reserve(addresses.http, "--http"),
         mesh=reserve(addresses.mesh, "--mesh"),
     )
-    gpus = gpus_for(device.device)
     device = shared_out(device, plan.num_workers, gpus)
     return LaunchPlan(
         coordinator=(

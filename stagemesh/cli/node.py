@@ -4,7 +4,6 @@ from contextlib import suppress
 from functools import partial
 
 from rich.console import Console
-from rich.text import Text
 
 from runtime.tls import Role, check_mesh_address
 from stagemesh.cli.arguments import as_arguments
@@ -22,6 +21,7 @@ from stagemesh.cli.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy
 from stagemesh.interrupts import Interrupts, run_interruptible
 from stagemesh.launcher import STOP_SECONDS
+from stagemesh.progress import tell
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
@@ -33,7 +33,7 @@ def node(
     metrics: Address = "127.0.0.1:9101",
     model_path: str | None = None,
     device: DeviceOptions = DEVICE_DEFAULTS,
-    security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
+    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
     life: StopOptions = STOP_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
 ) -> None:
@@ -54,14 +54,15 @@ def node(
     model_path
         The model on this node, where it is not what the coordinator calls it.
     """
-    check_mesh_address(listen, "--listen", security.tls(Role.WORKER), security.insecure_mesh)
+    tls = mesh_security.tls(Role.WORKER)
+    check_mesh_address(listen, "--listen", tls, mesh_security.insecure_mesh)
     gpus = gpus_for(device.device)
     num_workers = workers or len(gpus) or 1
     path = ("--model-path", model_path) if model_path else ()
     plan = FleetPlan(
         arguments=(
             *("worker", "--coordinator", coordinator, *path),
-            *as_arguments(shared_out(device, num_workers, gpus), life, logs, security),
+            *as_arguments(shared_out(device, num_workers, gpus), life, logs, mesh_security),
         ),
         num_workers=num_workers,
         first_address=listen,
@@ -73,11 +74,6 @@ def node(
 
 
 async def _run(plan: FleetPlan, grace_seconds: float, interrupts: Interrupts) -> None:
-    console = Console(stderr=True)
-
-    def say(line: str) -> None:
-        console.print(Text.from_ansi(line), soft_wrap=True)
-
-    fleet = Fleet(plan, say, RestartPolicy())
+    fleet = Fleet(plan, partial(tell, Console(stderr=True)), RestartPolicy())
     interrupts.on_second = fleet.kill
     await fleet.run(grace_seconds)

@@ -3,7 +3,6 @@
 from functools import partial
 
 from rich.console import Console
-from rich.text import Text
 
 from simulator.pacing import read_pace
 from stagemesh.cli.launching import check_options, coordinator_options, make_launch_plan
@@ -31,7 +30,7 @@ from stagemesh.cli.security import (
 )
 from stagemesh.interrupts import Interrupts, run_interruptible
 from stagemesh.launcher import LaunchPlan, local_mesh
-from stagemesh.progress import ProgressView
+from stagemesh.progress import ProgressView, tell
 from stagemesh.render import plan_table
 
 STOPPING = "stopping, running requests may finish; Ctrl-C again does not wait for them"
@@ -76,27 +75,23 @@ def serve(
     try:
         run_interruptible(partial(_serve, launch_plan, console))
     except KeyboardInterrupt:
-        _say(console, "stopped")
+        tell(console, "stopped")
 
 
 async def _serve(plan: LaunchPlan, console: Console, interrupts: Interrupts) -> None:
-    async with local_mesh(plan, partial(_say, console)) as mesh:
-        interrupts.on_first = partial(_say, console, STOPPING)
+    async with local_mesh(plan, partial(tell, console)) as mesh:
+        interrupts.on_first = partial(tell, console, STOPPING)
         interrupts.on_second = mesh.kill
         with ProgressView(console) as progress:
             state = await mesh.until_ready(progress.show_state)
         console.print(plan_table(state))
         console.print()
         scheme = "https" if plan.is_door_tls else "http"
-        _say(console, f"ready at {plan.target}, and at {scheme}://{plan.http}/v1; ask with:")
-        _say(console, f'  stagemesh infer "Why is the sky blue?"{_target_option(plan.target)}')
-        _say(console, "Ctrl-C stops it")
+        tell(console, f"ready at {plan.target}, and at {scheme}://{plan.http}/v1; ask with:")
+        tell(console, f'  stagemesh infer "Why is the sky blue?"{_target_option(plan.target)}')
+        tell(console, "Ctrl-C stops it")
         await mesh.watch(lambda now: progress.show_phase(now.phase))
 
 
 def _target_option(target: str) -> str:
     return "" if target == ADDRESS_DEFAULTS.grpc else f" --target {target}"
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(Text.from_ansi(line), soft_wrap=True)
