@@ -39,6 +39,7 @@ from stagemesh.progress import ProgressView
 FIRST_WORKER_ADDRESS = "127.0.0.1:50100"
 
 
+# Longer than other functions: a line for each option.
 def coordinator_options(
     model: str,
     plan: PlanOptions,
@@ -101,6 +102,7 @@ def check_options(options: CoordinatorOptions, progress: ProgressView) -> None:
     plan_replica(options, config, checkpoint.fingerprint, replica=0)
 
 
+# Longer than other functions: its parameters are the command's groups of options.
 def make_launch_plan(
     model: str,
     plan: PlanOptions,
@@ -130,17 +132,14 @@ def make_launch_plan(
         mesh=reserve(addresses.mesh, "--mesh"),
     )
     device = shared_out(device, plan.num_workers, gpus)
+    stop = StopOptions(grace=life.grace)
+    coordinator = (plan, batching, addresses, access, logs, mesh_security, door_security, life)
     return LaunchPlan(
-        coordinator=(
-            *("coordinator", model),
-            *as_arguments(
-                plan, batching, addresses, access, logs, mesh_security, door_security, life
-            ),
-        ),
+        coordinator=("coordinator", model, *as_arguments(*coordinator)),
         workers=FleetPlan(
             arguments=(
                 *("worker", "--coordinator", dialable(addresses.mesh)),
-                *as_arguments(device, StopOptions(grace=life.grace), logs, mesh_security),
+                *as_arguments(device, stop, logs, mesh_security),
             ),
             num_workers=plan.num_workers,
             first_address=FIRST_WORKER_ADDRESS,
