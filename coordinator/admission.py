@@ -1,28 +1,24 @@
-"""Owns the way from a request to sequences: validated, tokenized, given seeds, put in line.
+"""Owns the way of a request into the line: counted, validated, tokenized; and out of it again.
 
 Every door comes through here, so that they mean the same thing. A request that cannot be served is
-refused with one typed error before it costs anybody else anything.
+refused with one typed error before it costs anybody else anything. What becomes of its prompts is
+in `choices.py`.
 """
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
-from coordinator.answer_text import AnswerText
 from coordinator.api_keys import ANONYMOUS, Tenant
-from coordinator.detokenizer import Detokenizer
+from coordinator.choices import Asker, Tokenized, make_generations
 from coordinator.dispatcher import Dispatcher
 from coordinator.generation import Generation
 from coordinator.output import OutputStream
 from coordinator.quotas import Account, Quotas
-from coordinator.requests import GenerationRequest, SchedulingOptions
+from coordinator.requests import GenerationRequest
 from coordinator.served_model import ServedModel
-from coordinator.slot_sampling import slot_sampling
-from coordinator.stop_strings import StopStrings
 from coordinator.structured_output import compile_grammar
 from coordinator.texts import token_ids
 from coordinator.validation import (
@@ -34,7 +30,6 @@ from coordinator.validation import (
 from runtime.errors import (
     DeadlineExceededError,
     EmptyPromptError,
-    InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
     RequestCancelledError,
@@ -42,19 +37,8 @@ from runtime.errors import (
 )
 from runtime.logs import get_logger
 from runtime.metrics import CoordinatorMetrics
-from scheduler import SequenceRequest
 
 _log = get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokenized:
-    """A request whose prompts are token ids; `max_tokens` is per prompt, `grammar` compiled."""
-
-    request: GenerationRequest
-    prompts: tuple[tuple[int, ...], ...]
-    max_tokens: tuple[int, ...]
-    grammar: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +111,9 @@ class Admission:
         has_eos = bool(model.config.eos_token_ids)
         grammar = await compile_grammar(request.structured_output, has_eos=has_eos)
         tokenized = await self._tokenize(request, model, grammar)
-        output, generations = self._generations(tokenized, model, arrival, account, tenant.name)
+        output, generations = make_generations(
+            tokenized, model, Asker(tenant.name, arrival, account), self._sequence_ids
+        )
         self._dispatcher.submit(generations)
         num_tokens = [len(prompt) for prompt in tokenized.prompts]
         account.charge(sum(num_tokens))
@@ -180,7 +166,7 @@ class Admission:
 
     async def _tokenize(
         self, request: GenerationRequest, model: ServedModel, grammar: str
-    ) -> _Tokenized:
+    ) -> Tokenized:
         longest = self.max_model_len(model)
         prompts = tuple([await token_ids(prompt, model, longest - 1) for prompt in request.prompts])
         for index, prompt in enumerate(prompts):
@@ -195,71 +181,4 @@ class Admission:
         check_num_logprobs(sampling.num_logprobs, sum(max_tokens) * request.num_choices)
         check_num_prompt_logprobs(sampling.num_prompt_logprobs, sum(map(len, prompts)))
         check_min_tokens(request.min_tokens, min(max_tokens))
-        return _Tokenized(request, prompts, max_tokens, grammar)
-
-    def _generations(
-        self,
-        tokenized: _Tokenized,
-        model: ServedModel,
-        arrival: float,
-        account: Account,
-        tenant: str,
-    ) -> tuple[OutputStream, list[Generation]]:
-        """All choices of all prompts, in the order in which `OutputStream` counts them."""
-        request, num_choices = tokenized.request, tokenized.request.num_choices
-        stop_ids = _stop_ids(request, model)
-        make_sequence = _sequence_maker(request.scheduling, arrival, tenant)
-        seeds = tuple(self._seed(request) for _ in tokenized.prompts)
-        output = OutputStream(seeds, num_choices, tuple(map(len, tokenized.prompts)))
-        generations = []
-        for number in range(output.num_answers):
-            index, choice = divmod(number, num_choices)
-            prompt = tokenized.prompts[index]
-            sampling = replace(
-                slot_sampling(request, seeds[index], choice, stop_ids, len(prompt)),
-                grammar=tokenized.grammar,
-            )
-            sequence = make_sequence(
-                sequence_id=next(self._sequence_ids),
-                prompt_ids=prompt,
-                sampling=sampling,
-                max_tokens=tokenized.max_tokens[index],
-                stop_ids=stop_ids,
-                reads_prefix_cache=sampling.num_prompt_logprobs is None,
-            )
-            stops = StopStrings(request.stop, request.include_stop)
-            detokenizer = Detokenizer(model.tokenizer, prompt)
-            text = AnswerText(detokenizer, stops, request.min_tokens)
-            generations.append(Generation(sequence, number, text, output, account, request.door))
-        return output, generations
-
-    def _seed(self, request: GenerationRequest) -> int:
-        """The client's seed for all its prompts, else a new one for each."""
-        return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
-
-
-def _sequence_maker(
-    scheduling: SchedulingOptions, arrival: float, tenant: str
-) -> Callable[..., SequenceRequest]:
-    """Makes sequences that all have the same wishes about their turn."""
-    timeout = scheduling.timeout_seconds
-    return partial(
-        SequenceRequest,
-        arrival=arrival,
-        cache_salt=scheduling.cache_salt,
-        priority=scheduling.priority,
-        tenant=tenant,
-        ttft_target_seconds=scheduling.ttft_target_seconds,
-        tpot_target_seconds=scheduling.tpot_target_seconds,
-        deadline=None if timeout is None else arrival + timeout,
-    )
-
-
-def _stop_ids(request: GenerationRequest, model: ServedModel) -> frozenset[int]:
-    """Raises `InvalidRequestError` if `min_tokens` forbids every token that there is."""
-    stop_ids = frozenset(request.stop_token_ids)
-    if not request.ignore_eos:
-        stop_ids |= frozenset(model.config.eos_token_ids)
-    if request.min_tokens and len(stop_ids) >= model.config.vocab_size:
-        raise InvalidRequestError(field="min_tokens", problem="every token is a stop token")
-    return stop_ids
+        return Tokenized(request, prompts, max_tokens, grammar)

@@ -1,0 +1,105 @@
+"""Owns what becomes of a request's prompts: a sequence and a generation for each choice of each.
+
+It puts nothing in line; `admission.py` does.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from coordinator.answer_text import AnswerText
+from coordinator.detokenizer import Detokenizer
+from coordinator.generation import Generation
+from coordinator.output import OutputStream
+from coordinator.quotas import Account
+from coordinator.requests import GenerationRequest, SchedulingOptions
+from coordinator.served_model import ServedModel
+from coordinator.slot_sampling import slot_sampling
+from coordinator.stop_strings import StopStrings
+from runtime.errors import InvalidRequestError
+from scheduler import SequenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A request whose prompts are token ids; `max_tokens` is per prompt, `grammar` compiled."""
+
+    request: GenerationRequest
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: tuple[int, ...]
+    grammar: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Whose request it is, when it came in the clock's seconds, and what pays for its tokens."""
+
+    tenant: str
+    arrival: float
+    account: Account
+
+
+def make_generations(
+    tokenized: Tokenized, model: ServedModel, asker: Asker, sequence_ids: Iterator[int]
+) -> tuple[OutputStream, list[Generation]]:
+    """All choices of all prompts, in the order in which `OutputStream` counts them.
+
+    Raises `InvalidRequestError` where no token could be drawn.
+    """
+    request, num_choices = tokenized.request, tokenized.request.num_choices
+    stop_ids = _stop_ids(request, model)
+    make_sequence = _sequence_maker(request.scheduling, asker)
+    seeds = tuple(_seed(request) for _ in tokenized.prompts)
+    output = OutputStream(seeds, num_choices, tuple(map(len, tokenized.prompts)))
+    generations = []
+    for number in range(output.num_answers):
+        index, choice = divmod(number, num_choices)
+        prompt = tokenized.prompts[index]
+        sampling = replace(
+            slot_sampling(request, seeds[index], choice, stop_ids, len(prompt)),
+            grammar=tokenized.grammar,
+        )
+        sequence = make_sequence(
+            sequence_id=next(sequence_ids),
+            prompt_ids=prompt,
+            sampling=sampling,
+            max_tokens=tokenized.max_tokens[index],
+            stop_ids=stop_ids,
+            reads_prefix_cache=sampling.num_prompt_logprobs is None,
+        )
+        stops = StopStrings(request.stop, request.include_stop)
+        detokenizer = Detokenizer(model.tokenizer, prompt)
+        text = AnswerText(detokenizer, stops, request.min_tokens)
+        generations.append(Generation(sequence, number, text, output, asker.account, request.door))
+    return output, generations
+
+
+def _seed(request: GenerationRequest) -> int:
+    """The client's seed for all its prompts, else a new one for each."""
+    return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
+
+
+def _sequence_maker(scheduling: SchedulingOptions, asker: Asker) -> Callable[..., SequenceRequest]:
+    """Makes sequences that all have the same wishes about their turn."""
+    timeout = scheduling.timeout_seconds
+    return partial(
+        SequenceRequest,
+        arrival=asker.arrival,
+        cache_salt=scheduling.cache_salt,
+        priority=scheduling.priority,
+        tenant=asker.tenant,
+        ttft_target_seconds=scheduling.ttft_target_seconds,
+        tpot_target_seconds=scheduling.tpot_target_seconds,
+        deadline=None if timeout is None else asker.arrival + timeout,
+    )
+
+
+def _stop_ids(request: GenerationRequest, model: ServedModel) -> frozenset[int]:
+    """Raises `InvalidRequestError` if `min_tokens` forbids every token that there is."""
+    stop_ids = frozenset(request.stop_token_ids)
+    if not request.ignore_eos:
+        stop_ids |= frozenset(model.config.eos_token_ids)
+    if request.min_tokens and len(stop_ids) >= model.config.vocab_size:
+        raise InvalidRequestError(field="min_tokens", problem="every token is a stop token")
+    return stop_ids
