@@ -85,6 +85,8 @@ class Membership:
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
         self._members: dict[str, Member] = {}
+        # Worker ids of those that were put out and are not back.
+        self._put_out: set[str] = set()
         self._changed = asyncio.Event()
 
     @property
@@ -105,6 +107,9 @@ class Membership:
             raise WorkerRefusedError(worker=worker, reason=reason)
         for member in self._predecessors(identity):
             self.leave(member, "it joined anew")
+        if identity.worker_id in self._put_out:
+            self._put_out.remove(identity.worker_id)
+            held = None
         member = Member(identity, held)
         self._members[identity.worker_id] = member
         self._changed.set()
@@ -118,6 +123,15 @@ class Membership:
         member.gone_reason = reason
         member.gone.set()
         self._changed.set()
+
+    def put_out(self, member: Member, reason: str) -> None:
+        """Takes out a worker that spoiled a try.
+
+        When it is back, it counts as one that holds nothing: else it would be chosen for its
+        weights again, before those that have not been tried.
+        """
+        self._put_out.add(member.identity.worker_id)
+        self.leave(member, reason)
 
     @property
     def free(self) -> tuple[Member, ...]:

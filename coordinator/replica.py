@@ -19,7 +19,7 @@ from coordinator.epoch import open_streams
 from coordinator.epoch_end import culprits, end_of
 from coordinator.formation import Ranks, by_stage, load_parts, make_limits, open_epoch
 from coordinator.membership import Member
-from coordinator.patience import Patience
+from coordinator.patience import LASTING, Patience
 from coordinator.phases import NEXT_PHASES, Phase
 from coordinator.replica_plan import ReplicaPlan
 from coordinator.stages import EpochId, EpochPlan, StageLink
@@ -105,9 +105,11 @@ class Replica:
             log = self._log.info if is_on_purpose else self._log.warning
             log("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
             self.engine.end_epoch(cause, is_planned=is_on_purpose)
+            is_lasting = isinstance(cause, LASTING)
+            put_out = self._membership.put_out if is_lasting else self._membership.leave
             for member in culprits(cause, self.members):
                 # Whoever is alive joins anew, behind those that have not been tried.
-                self._membership.leave(member, self.last_cause)
+                put_out(member, self.last_cause)
             spares = self._succession.spares if self._succession else ()
             self._membership.give_back((*self.members, *spares))
             self.members, self._succession = (), None

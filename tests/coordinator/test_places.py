@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.assignment import Assignment
-from coordinator.membership import Member, WorkerIdentity
+from coordinator.membership import Member, Membership, WorkerIdentity
 from coordinator.options import CoordinatorOptions
 from coordinator.places import place, what_is_missing
 from coordinator.plan import plan_replica
 from runtime.model_config import load_model_config
+from runtime.version import PROTOCOL_VERSION
 
 
 def member(worker_id: str, node: str = "here") -> Member:
@@ -55,6 +56,22 @@ def test_place_what_is_held_of_another_checkpoint_is_taken_last(
     holder, newcomer = member("a"), member("b")
     holder.held = replace(plan[1], weights_fingerprint="f01")
     assert place(plan, (holder, newcomer)) == (newcomer, holder)
+
+
+def test_place_worker_that_spoiled_a_try_comes_behind_newcomers_though_it_holds_the_part(
+    plan: tuple[Assignment, ...],
+) -> None:
+    membership = Membership(max_workers=3)
+    good, bad, newcomer = (
+        replace(member(name).identity, protocol_version=PROTOCOL_VERSION) for name in "abc"
+    )
+    membership.join(good, held=plan[0])
+    membership.put_out(membership.join(bad, held=plan[1]), "its canary is wrong")
+    membership.join(newcomer)
+    back = membership.join(bad, held=plan[1])
+    assert names(place(plan, membership.free)) == ["a", "c"]
+    membership.leave(back, "its network was gone")
+    assert membership.join(bad, held=plan[1]).held == plan[1]
 
 
 def test_place_too_few_workers_is_none(plan: tuple[Assignment, ...]) -> None:
