@@ -138,7 +138,8 @@ def add_key(path: Path, tenant: Tenant) -> str:
     """
     if not _NAME.fullmatch(tenant.name):
         raise KeyFileError(path=str(path), problem=_bad_name(tenant.name))
-    if path.exists() and tenant.name in {each.name for each in read_key_file(path).values()}:
+    names = {each.name for each in read_key_file(path).values()} if path.exists() else set()
+    if tenant.name in names:
         problem = f"[{tenant.name}] is there already; choose another name, or delete its lines"
         raise KeyFileError(path=str(path), problem=problem)
     key = new_key()
@@ -146,8 +147,10 @@ def add_key(path: Path, tenant: Tenant) -> str:
     lines += [f"{limit} = {getattr(tenant, limit)}" for limit in _LIMITS if getattr(tenant, limit)]
     try:
         path.touch(mode=0o600)
+        # What people wrote may lack its last line's end.
+        is_open_ended = bool(names) and not path.read_text().endswith("\n")
         with path.open("a") as file:
-            file.write("\n".join(lines) + "\n\n")
+            file.write("\n" * is_open_ended + "\n".join(lines) + "\n\n")
     except OSError as error:
         raise KeyFileError(path=str(path), problem=str(error.strerror)) from error
     return key

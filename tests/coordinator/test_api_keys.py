@@ -23,6 +23,15 @@ def test_added_key_opens_the_door_and_is_not_in_the_file(tmp_path: Path) -> None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_key_added_below_a_line_without_an_end_leaves_the_file_readable(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    add_key(path, ALICE)
+    path.write_text(path.read_text().rstrip())
+    key = add_key(path, Tenant("bob"))
+    assert ApiKeys(path).tenant(f"Bearer {key}") == Tenant("bob")
+    assert {tenant.name for tenant in read_key_file(path).values()} == {"alice", "bob"}
+
+
 @pytest.mark.parametrize(
     "authorization",
     [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic {key}", "{key}", "Bearer {hash}", "é"],
