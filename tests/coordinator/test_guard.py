@@ -116,6 +116,20 @@ async def test_grpc_door_wants_a_key_for_everything_but_probes_and_reflection(
         assert (await health.Check(health_pb2.HealthCheckRequest())).status
 
 
+@pytest.mark.parametrize(
+    "method", ["/", "/x", "//", "/stagemesh.v1.Inference/ListModels/", "/a/b/c/d"]
+)
+async def test_grpc_method_that_is_none_is_unimplemented(
+    method: str, toy_folder: Path, tmp_path: Path
+) -> None:
+    keys = Keys(tmp_path)
+    async with toy_mesh(toy_folder, api_keys=keys.path, num_workers=0) as mesh:
+        call: Any = mesh.channel.unary_unary(method)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_key_that_is_taken_back_or_added_counts_without_a_restart(
     toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
