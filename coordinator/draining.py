@@ -1,13 +1,17 @@
 """Owns what an operator may ask to leave: one worker, by its address or id, or a whole replica."""
 
+from typing import Final
+
 from coordinator.membership import Member, Membership
 from runtime.errors import InvalidRequestError
+
+MAX_GRACE_SECONDS: Final = 86_400.0
 
 
 def find_members(target: str, membership: Membership) -> list[Member]:
     """The members that `target` names; raises `InvalidRequestError` if there are none."""
     if target.isdecimal():
-        found = [member for member in membership.members if member.replica == int(target)]
+        found = [member for member in membership.members if str(member.replica) == target]
     else:
         found = [
             member
@@ -15,6 +19,6 @@ def find_members(target: str, membership: Membership) -> list[Member]:
             if target in (member.name, member.identity.worker_id)
         ]
     if not found:
-        problem = f"{target!r} is no worker's address or id, and no replica that has workers"
+        problem = f"{target[:100]!r} is no worker's address or id, and no replica that has workers"
         raise InvalidRequestError(field="target", problem=f"{problem}; see stagemesh status")
     return found

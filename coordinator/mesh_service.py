@@ -9,6 +9,7 @@ import os
 import grpc
 
 from coordinator.assignment_codec import assignment_from_proto
+from coordinator.draining import MAX_GRACE_SECONDS
 from coordinator.membership import Member, Membership, WorkerIdentity
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_from_proto
@@ -20,7 +21,6 @@ _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.Coordinator
 
 # A process that was killed and one that left look the same from here.
 _STREAM_ENDED = "its Join stream ended"
-_MAX_DRAIN_SECONDS = 86_400.0
 # A host that drops packets does not refuse; one on the same network answers much sooner.
 _PREFLIGHT_SECONDS = 3.0
 # A trailer must hold it.
@@ -127,7 +127,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
                 member.usage = usage_from_proto(message.heartbeat.usage)
             if message.HasField("leaving"):
                 # In this order, what is not a number becomes no time at all.
-                seconds = min(_MAX_DRAIN_SECONDS, max(0.0, message.leaving.grace_seconds))
+                seconds = min(MAX_GRACE_SECONDS, max(0.0, message.leaving.grace_seconds))
                 _log.info("worker_leaves", worker=member.name, grace_seconds=seconds)
                 now = asyncio.get_running_loop().time()
                 self._membership.drain(member, now + seconds)

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from coordinator.coordinator import Coordinator
-from coordinator.draining import find_members
+from coordinator.draining import MAX_GRACE_SECONDS, find_members
 from coordinator.membership import Member
 from coordinator.phases import Phase
 from coordinator.replica import Replica
@@ -39,6 +39,9 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
         coordinator = self._coordinator
         members = find_members(request.target, coordinator.membership)
         grace_seconds = request.grace_seconds or coordinator.options.grace_seconds
+        if not 0 < grace_seconds <= MAX_GRACE_SECONDS:
+            problem = f"is {grace_seconds:g}; must be above 0 and at most {MAX_GRACE_SECONDS:g}"
+            raise InvalidRequestError(field="grace_seconds", problem=problem)
         deadline = asyncio.get_running_loop().time() + grace_seconds
         for member in members:
             coordinator.membership.drain(member, deadline)

@@ -111,10 +111,20 @@ async def test_drain_broken_spare_is_put_out_and_the_next_one_taken(toy_folder: 
 async def test_drain_unknown_target_says_where_to_look(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        for target in ("nobody", "7", "127.0.0.1:1"):
+        for target in ("nobody", "7", "9" * 20_000, "127.0.0.1:1"):
             with pytest.raises(grpc.aio.AioRpcError, match="stagemesh status") as caught:
                 await mesh.drain(target)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+async def test_drain_grace_that_is_no_time_is_refused(toy_folder: Path, seconds: float) -> None:
+    async with toy_mesh(toy_folder) as mesh:
+        await mesh.until_ready()
+        with pytest.raises(grpc.aio.AioRpcError, match="grace_seconds") as caught:
+            await mesh.drain(mesh.workers[0].address, grace_seconds=seconds)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert len((await mesh.state()).workers) == 2
 
 
 async def test_drain_at_a_clients_door_is_refused(toy_folder: Path) -> None:
