@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.errors import NonFiniteLogitsError, StagemeshError
+from runtime.errors import GrammarError, NonFiniteLogitsError, StagemeshError
 from runtime.step import SampledToken, SlotSampling
 from stage_worker.grammar import GrammarMatcher
 from stage_worker.logit_shaping import is_shaped, shape_logits
@@ -69,7 +69,9 @@ def _sample_row(logits_V: Tensor, normalizer: float, likeliest: int, draw: Draw)
     try:
         shaped_V = _shape(logits_V, draw)
     except StagemeshError as error:
-        return SampledToken(draw.slot, token_id=0, problem=str(error))
+        # The coordinator makes a `GrammarError` of it again.
+        problem = error.problem if isinstance(error, GrammarError) else str(error)
+        return SampledToken(draw.slot, token_id=0, problem=problem)
     if shaped_V is not logits_V:
         likeliest = int(shaped_V.argmax())
     token_id = likeliest if sampling.temperature == 0 else _draw(shaped_V, draw)

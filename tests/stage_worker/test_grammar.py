@@ -153,4 +153,5 @@ def test_sample_matcher_that_fails_costs_its_own_slot_alone(tokenizer: GrammarTo
         ],
     )
     assert "doesn't satisfy the grammar" in failed.problem
+    assert "structured output:" not in failed.problem
     assert (drawn.slot, drawn.token_id, drawn.problem) == (1, 9, "")
