@@ -46,7 +46,7 @@ test-ops: $(READY)
 	@$(VENV)/bin/pytest tests/ops/ops_suite.py tests/ops/live_page_suite.py
 
 test-faults: $(READY)
-	@$(VENV)/bin/pytest tests/faults tests/faults/faults_suite.py
+	@$(VENV)/bin/pytest tests/faults/test_*.py tests/faults/*_suite.py
 
 soak: $(READY)
 	@$(VENV)/bin/python -m tests.faults.soak

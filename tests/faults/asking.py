@@ -1,10 +1,12 @@
 """Requests in flight while something breaks, and the comparison with an undisturbed run."""
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from stagemesh import Client, GenerationRequest, Sampling, StagemeshRpcError, TokenIds
 from stagemesh.generation import Scheduling
@@ -43,12 +45,15 @@ class Asked:
     target: str
     tokens: list[int] = field(default_factory=list)
     error: StagemeshRpcError | None = None
+    # When it was asked, and when each update came.
+    times: list[float] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
     _is_over: bool = False
 
     def start(self) -> None:
         """Asks."""
+        self.times.append(time.monotonic())
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -67,11 +72,19 @@ class Asked:
             raise self.error
         return tuple(self.tokens)
 
+    def longest_wait(self, since: float) -> float:
+        """Seconds after `since` in which nothing came, at a stretch; for an answer that is over."""
+        return max(
+            (end - max(start, since) for start, end in pairwise(self.times) if end > since),
+            default=0.0,
+        )
+
     def _run(self) -> None:
         try:
             with Client(self.target) as client:
                 for update in client.infer(self.request, timeout_seconds=ANSWER_SECONDS):
                     with self._changed:
+                        self.times.append(time.monotonic())
                         self.tokens.extend(token.id for token in update.tokens)
                         self._changed.notify_all()
         except StagemeshRpcError as error:

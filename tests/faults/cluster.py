@@ -6,8 +6,10 @@ proxy. Nobody starts a dead process again but the test.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+
+import psutil
 
 from stagemesh import Client, MeshState, StagemeshRpcError
 from stagemesh.ports import reserve
@@ -15,6 +17,8 @@ from tests.faults.proxies import Proxy, proxy_to
 from tests.integration.processes import Mesh, RunningCommand, running_command
 
 STATE_SECONDS = 60.0
+# Between two looks at the state, which cost the mesh something.
+LOOK_SECONDS = 0.02
 OPTIONS = ("--max-step-tokens", "64", "--kv-memory", "64MiB", "--log-level", "info")
 
 
@@ -31,6 +35,10 @@ class WorkerProcess:
         """The operating system's id of the process."""
         return self.command.process.pid
 
+    def kill(self) -> None:
+        """kill -9."""
+        psutil.Process(self.pid).kill()
+
 
 @dataclass(slots=True)
 class Cluster:
@@ -38,6 +46,7 @@ class Cluster:
 
     model: str
     num_stages: int
+    num_ranks: int
     stack: ExitStack
     security: tuple[str, ...] = ()
     target: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
@@ -49,9 +58,9 @@ class Cluster:
     def start_coordinator(self) -> RunningCommand:
         """At the same addresses each time."""
         addresses = ("--grpc", self.target, "--http", self.http, "--mesh", self.mesh_address)
-        plan = ("--pp", str(self.num_stages), *addresses, *OPTIONS, *self.security)
+        plan = ("--pp", str(self.num_stages), "--tp", str(self.num_ranks))
         self.coordinator = self.stack.enter_context(
-            running_command("coordinator", self.model, *plan)
+            running_command("coordinator", self.model, *plan, *addresses, *OPTIONS, *self.security)
         )
         return self.coordinator
 
@@ -77,7 +86,7 @@ class Cluster:
             worker.inward.heal()
             worker.outward.heal()
         self.workers = [each for each in self.workers if each.command.process.poll() is None]
-        num_workers = self.num_stages + num_spares
+        num_workers = self.num_stages * self.num_ranks + num_spares
         while len(self.workers) < num_workers:
             self.start_worker()
         self.wait_until(lambda state: state.ready and len(state.workers) == num_workers, "whole")
@@ -96,19 +105,26 @@ class Cluster:
         state = None
         with Client(self.target) as client:
             while time.monotonic() < deadline:
-                try:
+                with suppress(StagemeshRpcError):
                     state = client.state()
-                except StagemeshRpcError:
-                    continue
-                if is_wanted(state):
-                    return state
+                    if is_wanted(state):
+                        return state
+                time.sleep(LOOK_SECONDS)
         raise AssertionError(f"the mesh is not {what}: {state}\n{self.logs()}")
 
-    def at_stage(self, stage: int) -> WorkerProcess:
-        """The worker that runs that stage now."""
+    def worker_of(self, stage: int, rank: int = 0) -> WorkerProcess:
+        """The worker that runs that part now."""
         state = self.wait_until(lambda state: state.ready, "ready")
-        (worker_id, *_) = state.replicas[0].stages[stage].worker_ids
+        worker_id = state.replicas[0].stages[stage].worker_ids[rank]
         (pid,) = (worker.pid for worker in state.workers if worker.worker_id == worker_id)
+        (found,) = (worker for worker in self.workers if worker.pid == pid)
+        return found
+
+    def spare(self) -> WorkerProcess:
+        """The worker that no stage uses; there is one."""
+        state = self.wait_until(lambda state: state.ready, "ready")
+        used = {id for stage in state.replicas[0].stages for id in stage.worker_ids}
+        (pid,) = (worker.pid for worker in state.workers if worker.worker_id not in used)
         (found,) = (worker for worker in self.workers if worker.pid == pid)
         return found
 
@@ -128,11 +144,24 @@ class Cluster:
 
 @contextmanager
 def cluster_of(
-    model: str, num_stages: int = 2, num_spares: int = 1, security: tuple[str, ...] = ()
+    model: str,
+    num_stages: int = 2,
+    num_ranks: int = 1,
+    num_spares: int = 1,
+    security: tuple[str, ...] = (),
 ) -> Iterator[Cluster]:
     """A whole mesh that serves; at the end nothing of it is left."""
     with ExitStack() as stack:
-        cluster = Cluster(model, num_stages, stack, security)
+        cluster = Cluster(model, num_stages, num_ranks, stack, security)
         cluster.start_coordinator()
         cluster.refill(num_spares)
         yield cluster
+
+
+@contextmanager
+def kept_whole(cluster: Cluster) -> Iterator[None]:
+    """A shared mesh for one test: whole before; whole and idle after."""
+    cluster.refill()
+    yield
+    cluster.refill()
+    cluster.assert_idle()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.faults.cluster import Cluster, cluster_of
+from tests.faults.cluster import Cluster, cluster_of, kept_whole
 from tests.integration.tiny_chat import MODEL_NAME, TinyChat, make_tiny_chat
 
 
@@ -26,10 +26,5 @@ def shared_cluster(tiny_chat: TinyChat) -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     """Whole before the test; nothing is held in it after."""
-    shared_cluster.refill()
-    yield shared_cluster
-    for worker in shared_cluster.workers:
-        worker.inward.heal()
-        worker.outward.heal()
-    shared_cluster.refill()
-    shared_cluster.assert_idle()
+    with kept_whole(shared_cluster):
+        yield shared_cluster

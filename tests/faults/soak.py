@@ -4,13 +4,13 @@
 """
 
 import random
-import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 
 import psutil
@@ -49,12 +49,19 @@ class SoakReport:
     num_requests: int = 0
     num_lost: int = 0
     num_different: int = 0
-    num_kills: int = 0
     problems: list[str] = field(default_factory=list)
+    killed_at: list[float] = field(default_factory=list)
+    # From a kill until the next token, of each answer that was under way.
+    token_seconds: list[float] = field(default_factory=list)
     # From a kill until the mesh serves again.
     recovery_seconds: list[float] = field(default_factory=list)
     warm: Footprint = Footprint(0, 0)
     last: Footprint = Footprint(0, 0)
+
+    @property
+    def num_kills(self) -> int:
+        """Workers that were killed."""
+        return len(self.killed_at)
 
     @property
     def is_flat(self) -> bool:
@@ -119,6 +126,10 @@ def _ask(
             elif tuple(asked.tokens) != expected[request]:
                 report.num_different += 1
                 report.problems.append(f"{asked.tokens} instead of {expected[request]}")
+            else:
+                report.token_seconds += [
+                    asked.longest_wait(kill) for kill in report.killed_at if asked.times[0] < kill
+                ]
 
 
 def _kill_at_random(
@@ -136,11 +147,11 @@ def _kill_at_random(
             report.warm = _footprint(cluster)
         time.sleep(chance.uniform(*SECONDS_BETWEEN_KILLS))  # is the fault's own time
         epoch = cluster.wait_until(lambda state: state.ready, "ready").replicas[0].epoch
-        victim = cluster.at_stage(chance.randrange(cluster.num_stages))
+        victim = cluster.worker_of(chance.randrange(cluster.num_stages))
         killed_at = time.monotonic()
-        psutil.Process(victim.pid).kill()
+        report.killed_at.append(killed_at)
+        victim.kill()
         victim.command.process.wait()
-        report.num_kills += 1
         cluster.wait_until(
             lambda state, old=epoch: state.ready and state.replicas[0].epoch != old,  # type: ignore[misc]
             "serving again",
@@ -157,14 +168,13 @@ def _footprint(cluster: Cluster) -> Footprint:
 
 def _table(report: SoakReport) -> Table:
     table = Table("what", "figure", title="Soak")
-    times = sorted(report.recovery_seconds)
     rows = {
         "requests": f"{report.num_requests}",
         "lost": f"{report.num_lost}",
         "different": f"{report.num_different}",
         "workers killed": f"{report.num_kills}",
-        "kill to serving again, median": f"{statistics.median(times):.2f} s" if times else "",
-        "kill to serving again, longest": f"{times[-1]:.2f} s" if times else "",
+        "kill to next token, p50, p99, longest": _quantiles(report.token_seconds),
+        "kill to serving again, p50, p99, longest": _quantiles(report.recovery_seconds),
         "coordinator's memory, warm and at the end": (
             f"{report.warm.rss_bytes >> 20} MiB, {report.last.rss_bytes >> 20} MiB"
         ),
@@ -173,6 +183,15 @@ def _table(report: SoakReport) -> Table:
     for what, figure in rows.items():
         table.add_row(what, figure)
     return table
+
+
+def _quantiles(seconds: list[float]) -> str:
+    """p50, p99 and the longest."""
+    if not seconds:
+        return "none"
+    ordered = sorted(seconds)
+    ranks = [ceil(share * len(ordered)) - 1 for share in (0.5, 0.99, 1.0)]
+    return ", ".join(f"{ordered[rank]:.2f} s" for rank in ranks) + f" of {len(ordered)}"
 
 
 def main() -> None:

@@ -1,11 +1,10 @@
 """The heart of the fault tests: what breaks most often, with the tokens of an undisturbed run.
 
-`make test-faults` runs the rest (`faults_suite.py`).
+`make test-faults` runs the rest (`*_suite.py`).
 """
 
 import signal
 
-import psutil
 import pytest
 
 from stagemesh.fault_proxy import Accident, Faults
@@ -18,17 +17,17 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize("stage", [0, 1])
 def test_stage_killed_in_decode_costs_no_token(stage: int, cluster: Cluster) -> None:
     # petals#587, #503, TGI#2593, llama.cpp#25938, vllm#29405: one dead shard ends everything.
-    victim = cluster.at_stage(stage)
-    disturbed(cluster, psutil.Process(victim.pid).kill)
+    victim = cluster.worker_of(stage)
+    disturbed(cluster, victim.kill)
 
 
 def test_stage_killed_in_the_middle_of_a_prefill_costs_no_token(cluster: Cluster) -> None:
-    victim = cluster.at_stage(1)
+    victim = cluster.worker_of(1)
     with asking(cluster, REQUESTS[2]) as (asked,):
         cluster.wait_until(lambda state: state.replicas[0].num_steps_in_flight > 0, "in a step")
         victim.inward.wait_for_bytes(1 << 17)
         assert not asked.tokens
-        psutil.Process(victim.pid).kill()
+        victim.kill()
 
 
 @pytest.mark.parametrize("accident", [Accident.DROP, Accident.TRUNCATE])
@@ -36,7 +35,7 @@ def test_link_that_breaks_in_the_middle_costs_no_token(
     accident: Accident, cluster: Cluster
 ) -> None:
     # exo#1296, parallax: a broken stream cut answers without a word.
-    victim = cluster.at_stage(1)
+    victim = cluster.worker_of(1)
     faults = Faults(accidents=((1 << 12, accident),))
     disturbed(cluster, lambda: victim.inward.set(faults))
 

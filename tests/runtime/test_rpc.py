@@ -281,7 +281,8 @@ def test_split_address_of_the_longest_label_and_the_root_is_taken() -> None:
 
 
 def test_keepalive_of_both_ends_agrees() -> None:
-    # TensorRT-LLM#11992: a server that does not permit its clients' pings ends their streams.
+    # Case 26 (TensorRT-LLM#11992): a server that does not permit its clients' pings ends their
+    # streams.
     client, server = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
     for options in (client, server):
         assert options["grpc.http2.max_pings_without_data"] == 0

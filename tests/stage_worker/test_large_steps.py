@@ -15,8 +15,8 @@ NUM_CHUNKS = NUM_TOKENS * WIDTH * 4 // CHUNK_BYTES
 
 
 async def test_step_larger_than_any_message_arrives_whole_while_the_loop_turns() -> None:
-    # exo#1296, LocalAI#1150: silent death beyond the message limit. grpc#39803: a large message
-    # blocks the event loop.
+    # Case 19 (exo#1296, LocalAI#1150): silent death beyond the message limit. Case 28
+    # (grpc#39803): a large message blocks the event loop.
     hidden_TH = torch.arange(NUM_TOKENS * WIDTH, dtype=torch.float32).reshape(NUM_TOKENS, WIDTH)
     assert hidden_TH.nbytes > 2 * MAX_MESSAGE_BYTES
     receiver = make_receiver(receive_plan(hidden_interval=(0, WIDTH)))
