@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
-import psutil
-
 from stagemesh import Client, MeshState, StagemeshRpcError
 from stagemesh.ports import reserve
 from tests.faults.proxies import Proxy, proxy_to
@@ -36,8 +34,9 @@ class WorkerProcess:
         return self.command.process.pid
 
     def kill(self) -> None:
-        """kill -9."""
-        psutil.Process(self.pid).kill()
+        """kill -9; returns once nothing of it is left."""
+        self.command.process.kill()
+        self.command.process.wait()
 
 
 @dataclass(slots=True)

@@ -151,7 +151,6 @@ def _kill_at_random(
         killed_at = time.monotonic()
         report.killed_at.append(killed_at)
         victim.kill()
-        victim.command.process.wait()
         cluster.wait_until(
             lambda state, old=epoch: state.ready and state.replicas[0].epoch != old,  # type: ignore[misc]
             "serving again",

@@ -64,7 +64,10 @@ class TestForgedFrames:
 
 def test_worker_of_another_protocol_version_is_refused_by_both_numbers(cluster: Cluster) -> None:
     hello = mesh_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION + 1, worker_id="w", node="n", address="127.0.0.1:1"
+        protocol_version=PROTOCOL_VERSION + 1,
+        worker_id="w",
+        node="n",
+        address=cluster.worker_of(0).inward.address,
     )
     with dial_blocking(cluster.mesh_address) as channel:
         join: Any = channel.stream_stream(
