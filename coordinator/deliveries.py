@@ -57,7 +57,8 @@ class Deliveries:
         if event.token.problem:
             self._fail(generation, GrammarError(problem=event.token.problem))
             return
-        self._roster.count_token()
+        if generation.request.max_tokens:  # else only its prompt's log-probabilities are wanted
+            self._roster.count_token()
         if generation.last_token is not None:
             self._metrics.inter_token_latency.observe(now - generation.last_token)
         finish = generation.push(event.token, event.finish_reason, now)

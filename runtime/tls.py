@@ -105,8 +105,8 @@ class MeshTls:
         authority, certificate, key = map(read_pem, self._files)
         return authority, certificate, key
 
-    def _changed_at(self) -> float:
-        return max(path.stat().st_mtime for path in self._files)
+    def _changed_at(self) -> tuple[float, ...]:
+        return tuple(path.stat().st_mtime for path in self._files)
 
     def _check(self) -> None:
         _, certificate, key = self._files

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -178,14 +179,15 @@ def paced_top(
     num_logprobs: int,
     suppressed: Collection[int] = (),
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """What follows `last_token` at `position`: ids, each half as likely as the one before it."""
-    token_id = (last_token * 2_654_435_761 + position * 40_503 + 12_345) % 2**32 % vocab_size
-    ids: list[int] = []
-    while len(ids) < num_logprobs:
-        if token_id not in suppressed:
-            ids.append(token_id)
-        token_id = (token_id + 1) % vocab_size
-    return tuple(ids), tuple(_HALVING * (rank + 1) for rank in range(num_logprobs))
+    """What follows `last_token` at `position`: ids, each half as likely as the one before it.
+
+    Fewer than asked for where so many are suppressed.
+    """
+    first = (last_token * 2_654_435_761 + position * 40_503 + 12_345) % 2**32 % vocab_size
+    in_turn = (token_id % vocab_size for token_id in range(first, first + vocab_size))
+    allowed = (token_id for token_id in in_turn if token_id not in suppressed)
+    ids = tuple(islice(allowed, num_logprobs))
+    return ids, tuple(_HALVING * (rank + 1) for rank in range(len(ids)))
 
 
 def sleep_until(deadline: float) -> None:

@@ -59,8 +59,10 @@ async def test_infer_tells_every_token_of_a_prompt_in_chunks_once(
     request = token_request(PROMPT, max_tokens=max_tokens, num_prompt_logprobs=2)
     async with toy_mesh(toy_folder, max_step_tokens=16) as mesh:
         prompt, generated, last = await ask(mesh, request)
+        [replica] = (await mesh.state()).replicas
     assert_told(prompt)
     assert generated == toy_answer(PROMPT, max_tokens)
+    assert replica.num_generated_tokens == max_tokens
     assert last.finish_reason == inference_pb2.FINISH_REASON_LENGTH
     assert last.usage.completion_tokens == max_tokens
 
