@@ -25,6 +25,7 @@ def place(
     first. Large stages choose before small ones (first-fit decreasing), which finds a place
     whenever there is one if all stages have as many ranks.
     """
+    members = _computing(members)
     stages = list(_by_stage(assignments))
     stages.sort(key=lambda ranks: (-_num_held(ranks, members), -len(ranks)))
     # Who holds another stage's part is taken only where nobody else is free.
@@ -43,6 +44,7 @@ def place(
 
 def what_is_missing(assignments: Sequence[Assignment], members: Sequence[Member]) -> str:
     """What a plan waits for that cannot be placed, for people."""
+    members = _computing(members)
     if len(members) < len(assignments):
         return f"{len(members)} of {len(assignments)}"
     tp_sizes = [len(ranks) for ranks in _by_stage(assignments)]
@@ -52,6 +54,11 @@ def what_is_missing(assignments: Sequence[Assignment], members: Sequence[Member]
         f"{len(members)} are there ({hosts}), but the ranks of a stage must share a host, and the "
         f"stages have {', '.join(map(str, tp_sizes))}"
     )
+
+
+def _computing(members: Sequence[Member]) -> Sequence[Member]:
+    """Those that compute; paced ones only where there are no others: the two would not agree."""
+    return [each for each in members if each.identity.device_kind != "paced"] or members
 
 
 def _by_stage(assignments: Sequence[Assignment]) -> Iterator[_Stage]:

@@ -44,6 +44,19 @@ def test_place_new_workers_go_in_the_order_they_joined(plan: tuple[Assignment, .
     assert place(plan, (first, second, spare)) == (first, second)
 
 
+def test_place_paced_worker_is_no_spare_of_those_that_compute(
+    plan: tuple[Assignment, ...],
+) -> None:
+    paced = [
+        Member(replace(each.identity, device_kind="paced")) for each in (member("p"), member("q"))
+    ]
+    first, second = member("a"), member("b")
+    assert place(plan, (paced[0], first)) is None
+    assert what_is_missing(plan, (paced[0], first)) == "1 of 2"
+    assert place(plan, (paced[0], first, second)) == (first, second)
+    assert place(plan, paced) == tuple(paced)
+
+
 def test_place_worker_keeps_what_it_holds(plan: tuple[Assignment, ...]) -> None:
     holder, newcomer = member("a"), member("b")
     holder.held = plan[1]
