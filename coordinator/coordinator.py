@@ -34,7 +34,7 @@ class Coordinator:
     def __init__(self, options: CoordinatorOptions) -> None:
         self.options = options
         self.coordinator_id = uuid.uuid4().hex
-        self.metrics = CoordinatorMetrics(CollectorRegistry())
+        self.metrics = CoordinatorMetrics(CollectorRegistry(), options.tpot_seconds)
         self.membership = Membership(options.max_workers)
         self.model: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
         # Where workers join; the server knows it once it listens.

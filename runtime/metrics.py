@@ -106,10 +106,11 @@ class CoordinatorMetrics(ProcessMetrics):
     `state` of a KV block is `used` or `free`, of a worker `used` or `spare`.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tpot_seconds: float | None = None) -> None:
+        """The target `tpot_seconds` is an edge of the buckets, so that its attainment is exact."""
         super().__init__(registry, "coordinator")
         self._declare_requests(registry)
-        self._declare_latencies(registry)
+        self._declare_latencies(registry, tpot_seconds)
         self._declare_replicas(registry)
         self._declare_stages(registry)
         self._declare_scheduler(registry)
@@ -149,7 +150,10 @@ class CoordinatorMetrics(ProcessMetrics):
             "generated_tokens_total", "Tokens generated.", (), NAMESPACE, registry=registry
         )
 
-    def _declare_latencies(self, registry: CollectorRegistry) -> None:
+    def _declare_latencies(self, registry: CollectorRegistry, tpot_seconds: float | None) -> None:
+        targets = () if tpot_seconds is None else (tpot_seconds,)
+        per_token_buckets = tuple(sorted({*_PER_TOKEN_BUCKETS, *targets}))
+
         def histogram(name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, documentation, (), NAMESPACE, registry=registry, buckets=buckets)
 
@@ -161,12 +165,12 @@ class CoordinatorMetrics(ProcessMetrics):
         self.time_per_output_token = histogram(
             "time_per_output_token_seconds",
             "Mean time between the tokens of one prompt after the first.",
-            _PER_TOKEN_BUCKETS,
+            per_token_buckets,
         )
         self.inter_token_latency = histogram(
             "inter_token_latency_seconds",
             "From one token of a prompt to its next.",
-            _PER_TOKEN_BUCKETS,
+            per_token_buckets,
         )
         self.request_seconds = histogram(
             "request_seconds", "From a prompt's arrival to its end.", _REQUEST_BUCKETS
