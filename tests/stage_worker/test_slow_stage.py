@@ -49,7 +49,7 @@ async def test_stage_that_stands_still_fills_no_queue_beyond_its_bound(
         compute = DeviceThread.compute
 
         async def held(self: DeviceThread, call: Any) -> Computed[Any]:
-            if call.args[0].spec.is_last:
+            if call.func.__self__._stage.spec.is_last:
                 await is_open.wait()
             return await compute(self, call)
 

@@ -57,7 +57,6 @@ def wait_for_one_that_leaves(group: RankGroup, *, is_killed: bool) -> object:
         os._exit(1)
     if group.rank == 1:
         group.abort(EpochEndedError(cause="sender_gone", detail="a stream broke"))
-        sys.stdin.read()
         return None
     return group.all_reduce_(torch.ones(3)).tolist()
 
@@ -76,6 +75,8 @@ def main() -> None:
     except StagemeshError as error:
         answer = {"code": error.code, "cause": getattr(error, "cause", ""), "text": str(error)}
     print(json.dumps(answer), flush=True)  # noqa: T201
+    if group.rank == 1:
+        sys.stdin.read()  # stays until rank 0 has answered: who closes ends the waits of others
     group.close()
 
 
