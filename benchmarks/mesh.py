@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 from stagemesh import AsyncClient
 from stagemesh.cli.launching import make_launch_plan
@@ -15,6 +16,9 @@ from stagemesh.cli.options import (
 )
 from stagemesh.cli.security import AccessOptions
 from stagemesh.launcher import LaunchPlan, local_mesh
+
+UNCACHED: Final = BatchingOptions(prefix_cache="off")
+"""Every prompt is computed whole: runs repeat them, and the other side has no cache either."""
 
 
 @asynccontextmanager

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.mesh import running_mesh
+from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import BatchRun
 from benchmarks.serving import identical, infer_batch, summarize
 from stagemesh import AsyncClient
-from stagemesh.cli.options import BATCHING_DEFAULTS, DeviceOptions, PlanOptions
+from stagemesh.cli.options import DeviceOptions, PlanOptions
 from stagemesh.render import compact_table
 from stagemesh.state import StageState
 from stagemesh.values import format_size, parse_ranks
@@ -57,8 +57,8 @@ async def compare(options: argparse.Namespace, console: Console) -> Table:
     on, off = PlanOptions(pp=options.pp, tp=tp), PlanOptions(pp=options.pp, tp=tp, overlap="off")
     device = DeviceOptions(threads=options.threads)
     async with (
-        running_mesh(options.model, on, BATCHING_DEFAULTS, device) as overlapped,
-        running_mesh(options.model, off, BATCHING_DEFAULTS, device) as sequential,
+        running_mesh(options.model, on, UNCACHED, device) as overlapped,
+        running_mesh(options.model, off, UNCACHED, device) as sequential,
     ):
         for batch in options.batch:
             sides = {"on": _Side(overlapped), "off": _Side(sequential)}

@@ -14,12 +14,12 @@ from itertools import product
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.mesh import running_mesh
+from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import TransformersProcess
 from benchmarks.serving import identical, in_turns, infer_batch, summarize, workload
 from runtime.model_store import resolve_model
 from stagemesh import AsyncClient
-from stagemesh.cli.options import BATCHING_DEFAULTS, DeviceOptions, PlanOptions
+from stagemesh.cli.options import DeviceOptions, PlanOptions
 from stagemesh.render import compact_table
 
 COLUMNS = (
@@ -47,7 +47,7 @@ async def compare(options: argparse.Namespace, console: Console) -> Table:
         for tp, pp in product(options.tp, options.pp):
             plan = PlanOptions(pp=pp, tp=(tp,), backend=options.backend)
             device = DeviceOptions(threads=options.threads)
-            async with running_mesh(str(folder), plan, BATCHING_DEFAULTS, device) as client:
+            async with running_mesh(str(folder), plan, UNCACHED, device) as client:
                 for batch in options.batch:
                     row = await _measure(client, reference, batch, options)
                     table.add_row(str(tp), str(pp), str(batch), *row)

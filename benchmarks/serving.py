@@ -11,17 +11,17 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.mesh import running_mesh
+from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import BatchRun, TransformersProcess
 from runtime.model_store import resolve_model
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
-from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
+from stagemesh.cli.options import DeviceOptions, PlanOptions
 from stagemesh.render import compact_table
 from stagemesh.values import parse_layers
 
@@ -98,7 +98,7 @@ async def compare(options: argparse.Namespace, console: Console) -> Table:
         plan = PlanOptions(
             pp=options.pp, layers=parse_layers(options.layers) if options.layers else None
         )
-        batching = BatchingOptions(steps_in_flight=options.steps_in_flight)
+        batching = replace(UNCACHED, steps_in_flight=options.steps_in_flight)
         device = DeviceOptions(threads=options.threads)
         async with running_mesh(str(folder), plan, batching, device) as client:
             for batch in options.batch:
