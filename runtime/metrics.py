@@ -150,6 +150,7 @@ class CoordinatorMetrics(ProcessMetrics):
             "generated_tokens_total", "Tokens generated.", (), NAMESPACE, registry=registry
         )
 
+    # Longer than other functions: a list of declarations, one after the other.
     def _declare_latencies(self, registry: CollectorRegistry, tpot_seconds: float | None) -> None:
         targets = () if tpot_seconds is None else (tpot_seconds,)
         per_token_buckets = tuple(sorted({*_PER_TOKEN_BUCKETS, *targets}))
