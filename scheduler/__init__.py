@@ -21,6 +21,7 @@ from scheduler.queue_forecast import QueueForecast
 from scheduler.routing import PrefixMemory, ReplicaLoad, choose_replica, make_load, work_of
 from scheduler.scheduler import Scheduler
 from scheduler.sequence import FinishReason, ScoreEvent, SequenceRequest, TokenEvent
+from scheduler.stage_costs import StageCosts
 from scheduler.stage_priors import guess_costs
 from scheduler.watchdog import NO_PROGRESS, Activity, Alarm, Watchdog
 
@@ -47,6 +48,7 @@ __all__ = [
     "ScoreEvent",
     "SentStep",
     "SequenceRequest",
+    "StageCosts",
     "StageInsight",
     "StagePlan",
     "StageRecord",

@@ -9,6 +9,7 @@ from functools import partial
 from importlib import resources
 
 from scheduler import SchedulerLimits
+from simulator.devices import guess_stages
 from simulator.outcomes import Targets
 from simulator.pipeline import LinkSpec, PipelineSpec, SpeedChange, layer_shares
 from simulator.stage_times import load_times
@@ -50,15 +51,17 @@ class Scenario:
 
 def make_scenarios() -> dict[str, Scenario]:
     """All of them by name."""
+    shares = layer_shares(LAYERS)
     base = Scenario(
         name="steady",
         make_trace=partial(_synthetic, CONVERSATION),
-        pipeline=PipelineSpec(load_times(HARDWARE), layer_shares(LAYERS)),
-        limits=DEFAULT_LIMITS,
+        pipeline=PipelineSpec(load_times(HARDWARE), shares),
+        limits=replace(DEFAULT_LIMITS, guessed_costs=guess_stages(HARDWARE, shares)),
         targets=Targets(ttft_seconds=2.0, tpot_seconds=0.1),
     )
     slow_link = LinkSpec(latency_seconds=0.0105)
-    heavy_head = layer_shares(LAYERS, head_layers=10.0)
+    heavy = layer_shares(LAYERS, head_layers=10.0)
+    heavy_limits = replace(base.limits, guessed_costs=guess_stages(HARDWARE, heavy))
     quarter = replace(base.limits, num_blocks=base.limits.num_blocks // 4)
     scenarios = (
         base,
@@ -66,7 +69,12 @@ def make_scenarios() -> dict[str, Scenario]:
         replace(base, name="slow-stage", slows_down=True),
         replace(base, name="slow-link", pipeline=replace(base.pipeline, link=slow_link)),
         replace(base, name="small-cache", limits=quarter),
-        replace(base, name="heavy-head", pipeline=replace(base.pipeline, shares=heavy_head)),
+        replace(
+            base,
+            name="heavy-head",
+            pipeline=replace(base.pipeline, shares=heavy),
+            limits=heavy_limits,
+        ),
         replace(base, name="bursts", make_trace=partial(_synthetic, BURSTS)),
         replace(base, name="azure-code", make_trace=partial(_recorded, "azure_code_2023_head.csv")),
         replace(

@@ -14,6 +14,7 @@ from runtime.errors import InvalidRequestError
 from scheduler import POLICY_NAMES
 from scheduler.policies import PolicyName
 from simulator.compare import contender, goodput, replay, summary_of
+from simulator.devices import guess_stages
 from simulator.outcomes import Targets
 from simulator.pipeline import LinkSpec, PipelineSpec, layer_shares
 from simulator.report import Comparison, policy_table
@@ -131,7 +132,11 @@ def _setting(
         ttft_seconds=base.targets.ttft_seconds if ttft is None else ttft,
         tpot_seconds=base.targets.tpot_seconds if tpot is None else tpot,
     )
-    limits = replace(base.limits, num_steps_in_flight=2 * len(plan))
+    limits = replace(
+        base.limits,
+        num_steps_in_flight=2 * len(plan),
+        guessed_costs=guess_stages(hardware, pipeline.shares),
+    )
     return replace(base, pipeline=pipeline, targets=targets, limits=limits)
 
 

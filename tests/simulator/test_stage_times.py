@@ -4,6 +4,8 @@ import pytest
 
 from runtime.errors import InvalidRequestError
 from scheduler import StepWork
+from simulator.devices import guess_stages
+from simulator.scenarios import Scenario, make_scenarios
 from simulator.stage_times import Curve, load_times
 
 TIMES = load_times("llama2-70b/h100-80gb/4")
@@ -48,3 +50,25 @@ def test_run_that_failed_half_way_is_left_out() -> None:
 def test_unknown_hardware_names_the_known_ones() -> None:
     with pytest.raises(InvalidRequestError, match="llama2-70b/h100-80gb/4"):
         load_times("llama2-70b/abacus/1")
+
+
+@pytest.mark.parametrize("scenario", make_scenarios().values(), ids=lambda each: each.name)
+def test_scenario_says_which_devices_its_stages_are(scenario: Scenario) -> None:
+    """An accelerator reads its weights in the time of hundreds of rows, a CPU of some eight."""
+    guesses = scenario.limits.guessed_costs
+    assert len(guesses) == scenario.pipeline.num_stages
+    assert all(guess.fixed > 100 * guess.last_token for guess in guesses)
+    fixed = [guess.fixed for guess in guesses]
+    assert max(fixed) / min(fixed) == pytest.approx(
+        max(scenario.pipeline.shares) / min(scenario.pipeline.shares), rel=0.01
+    )
+
+
+@pytest.mark.parametrize("model", ["llama2-70b", "bloom-176b"])
+def test_guess_of_stages_shares_the_weights_among_their_devices(model: str) -> None:
+    (whole,), (half, _) = (
+        guess_stages(f"{model}/h100-80gb/2", shares) for shares in ((1.0,), (0.5, 0.5))
+    )
+    (four,) = guess_stages(f"{model}/h100-80gb/4", (1.0,))
+    assert half.fixed == pytest.approx(whole.fixed / 2, rel=0.01)
+    assert four.last_token == pytest.approx(whole.last_token / 2, rel=0.01)

@@ -1,0 +1,33 @@
+"""What a scheduler is told of the devices that the table of measured times is of.
+
+Live it learns kind, weights and layers of every stage when an epoch begins; here the hardware's
+name says as much.
+"""
+
+from collections.abc import Sequence
+
+from scheduler import StageCosts, guess_costs
+
+MODELS = {"llama2-70b": (69e9, 80), "bloom-176b": (176e9, 70)}
+"""Weights and layers, by the first part of the hardware's name."""
+BYTES_PER_WEIGHT = 2
+DEVICE_KIND = "cuda"
+
+
+def guess_stages(hardware: str, shares: Sequence[float]) -> tuple[StageCosts, ...]:
+    """What stages with these shares of the model are guessed to cost, as an epoch begins.
+
+    `hardware` is a name that `load_times` knows, as `llama2-70b/h100-80gb/4`; each of a stage's
+    devices has its part of the weights.
+    """
+    model, _, num_devices = hardware.split("/")
+    num_weights, num_layers = MODELS[model]
+    return tuple(
+        guess_costs(
+            DEVICE_KIND,
+            int(BYTES_PER_WEIGHT * num_weights * share / int(num_devices)),
+            BYTES_PER_WEIGHT,
+            round(num_layers * share),
+        )
+        for share in shares
+    )
