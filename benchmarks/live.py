@@ -16,7 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.live_load import LoadFigures, measure, simulated
-from benchmarks.live_recovery import decode_for, find_recovery
+from benchmarks.live_recovery import (
+    decode_for,
+    find_recovery,
+    recovery_cells,
+    simulate_decodes,
+)
 from benchmarks.mesh import running_mesh
 from benchmarks.serving import infer_batch, summarize
 from scheduler import POLICY_NAMES, PolicyName
@@ -74,22 +79,21 @@ async def recovery(options: argparse.Namespace, console: Console) -> None:
         f"{options.sequences} decodes, stage {pace.changes[0].stage} "
         f"{pace.changes[0].factor:g} times as slow after {changed_at:.0f} s",
         *("policy", "tokens/s before", "tokens/s after", "back at 95% after cycles", "seconds"),
-        *("in flight", "resets"),
+        "resets",
     )
     for policy in options.policies:
         async with paced_mesh(options.paced, options.layers, policy) as client:
             times = await decode_for(client, options.sequences, changed_at + options.seconds)
             state = (await client.state()).replicas[0].scheduler
-        found = find_recovery(times, changed_at)
-        table.add_row(
-            policy,
-            f"{found.rate_before:.1f}",
-            f"{found.rate_after:.1f}",
-            str(found.num_cycles),
-            f"{found.seconds:.2f}",
-            str(state.steps_in_flight_target),
-            str(sum(stage.num_resets for stage in state.stages)),
+        live = find_recovery(times, changed_at)
+        num_resets = sum(stage.num_resets for stage in state.stages)
+        table.add_row(policy, *recovery_cells(live), str(num_resets))
+        modelled, insight = simulate_decodes(
+            pace, options.layers, policy, options.sequences, len(times[0])
         )
+        found = find_recovery(modelled, pace.changes[0].at_seconds)
+        num_resets = sum(stage.num_resets for stage in insight.stages)
+        table.add_row("  simulated", *recovery_cells(found), str(num_resets))
     console.print(table)
 
 

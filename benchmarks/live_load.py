@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runtime.errors import StagemeshError
@@ -74,6 +74,18 @@ def simulated(
     pace: PacedModel, layers: Sequence[int], policy: PolicyName, trace: Trace
 ) -> LoadFigures:
     """The same trace on the simulator, on stages and limits as the mesh has them."""
+    result = make_replay(pace, layers, policy, trace).run()
+    return summed_up(result.outcomes, _simulated_bubble(result))
+
+
+def make_replay(
+    pace: PacedModel,
+    layers: Sequence[int],
+    policy: PolicyName,
+    trace: Trace,
+    on_token: Callable[[int, float], None] | None = None,
+) -> Replay:
+    """A replay of a trace on a simulated mesh like the one that runs."""
     plan = PlanOptions(pp=len(layers))
     batching = BatchingOptions(policy=policy)
     options = coordinator_options("", plan, batching, AddressOptions(), AccessOptions())
@@ -98,10 +110,8 @@ def simulated(
         changes=pace.changes,
     )
     replay_options = ReplayOptions(coordinator_seconds=COORDINATOR_SECONDS, max_tokens=8192)
-    result = Replay(
-        trace, pipeline, limits, make_policy(policy, options.policy_options), replay_options
-    ).run()
-    return summed_up(result.outcomes, _simulated_bubble(result))
+    made = make_policy(policy, options.policy_options)
+    return Replay(trace, pipeline, limits, made, replay_options, on_token)
 
 
 def summed_up(outcomes: Sequence[Outcome], bubble: float) -> LoadFigures:

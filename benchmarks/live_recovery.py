@@ -12,20 +12,30 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
+from benchmarks.live_load import make_replay
+from scheduler import PolicyName, SchedulerInsight
+from simulator.pacing import PacedModel
+from simulator.traces import TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 
 NUM_SMOOTHED = 5
+"""Rates are means over so many cycles, and so many in a row must be good."""
 GOOD_SHARE = 0.95
+PROMPT_TOKENS = 3
+MAX_TOKENS = 8000
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Tokens a second before the change and long after it, and the cycles from one to the other."""
+    """Tokens a second before the change and long after it, and the cycles from one to the other.
+
+    None where the rate never came to stay at that of long after.
+    """
 
     rate_before: float
     rate_after: float
-    num_cycles: int
-    seconds: float
+    num_cycles: int | None
+    seconds: float | None
 
 
 async def decode_for(client: AsyncClient, num_sequences: int, seconds: float) -> list[list[float]]:
@@ -35,7 +45,7 @@ async def decode_for(client: AsyncClient, num_sequences: int, seconds: float) ->
 
     async def one(index: int) -> None:
         request = GenerationRequest(
-            prompts=(TokenIds((3 + index, 5, 7)),), max_tokens=8000, ignore_eos=True
+            prompts=(TokenIds((3 + index, 5, 7)),), max_tokens=MAX_TOKENS, ignore_eos=True
         )
         async for update in client.infer(request):
             now = time.monotonic() - began_at
@@ -49,8 +59,22 @@ async def decode_for(client: AsyncClient, num_sequences: int, seconds: float) ->
     return times
 
 
+def simulate_decodes(
+    pace: PacedModel, layers: Sequence[int], policy: PolicyName, num_sequences: int, num_tokens: int
+) -> tuple[list[list[float]], SchedulerInsight]:
+    """The same in the simulator, so many tokens each; with what the policy thinks at the end."""
+    times: list[list[float]] = [[] for _ in range(num_sequences)]
+    trace = (TraceRequest(0.0, PROMPT_TOKENS, num_tokens),) * num_sequences
+    replay = make_replay(pace, layers, policy, trace, lambda index, now: times[index].append(now))
+    return times, replay.run().insight
+
+
 def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recovery:
-    """Cycles from the change until the rate of five of them stays at 95% of the settled rate."""
+    """Cycles from the change until the rate is back at 95% of the settled one, and stays there.
+
+    The settled rate is the median of the second half of the cycles. Raises ValueError where there
+    are too few to say.
+    """
     every = sorted(time for sequence in times for time in sequence)
     marks = [time for time in times[0] if time >= changed_at]
     rates = [
@@ -58,9 +82,26 @@ def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recove
         for begin, end in pairwise(marks)
         if end > begin
     ]
+    if len(rates) < 4 * NUM_SMOOTHED:
+        raise ValueError(f"{len(rates)} cycles after the change are too few: run for longer")
     settled = median(rates[len(rates) // 2 :])
-    smoothed = [fmean(rates[i : i + NUM_SMOOTHED]) for i in range(len(rates) - NUM_SMOOTHED + 1)]
-    back = next(i for i, rate in enumerate(smoothed) if rate >= GOOD_SHARE * settled)
+    good = [
+        fmean(rates[first : first + NUM_SMOOTHED]) >= GOOD_SHARE * settled
+        for first in range(len(rates) - NUM_SMOOTHED + 1)
+    ]
+    starts = range(len(good) - NUM_SMOOTHED + 1)
+    back = next((first for first in starts if all(good[first : first + NUM_SMOOTHED])), None)
     begin = changed_at / 2
     before = bisect_right(every, changed_at) - bisect_right(every, begin)
-    return Recovery(before / (changed_at - begin), settled, back, marks[back] - changed_at)
+    seconds = None if back is None else marks[back] - changed_at
+    return Recovery(before / (changed_at - begin), settled, back, seconds)
+
+
+def recovery_cells(found: Recovery) -> tuple[str, ...]:
+    """The rates, and how long it took from one to the other in cycles and in seconds."""
+    return (
+        f"{found.rate_before:.1f}",
+        f"{found.rate_after:.1f}",
+        "never" if found.num_cycles is None else str(found.num_cycles),
+        "-" if found.seconds is None else f"{found.seconds:.2f}",
+    )

@@ -81,7 +81,13 @@ class Replay:
         limits: SchedulerLimits,
         policy: Policy,
         options: ReplayOptions,
+        on_token: Callable[[int, float], None] | None = None,
     ) -> None:
+        """`on_token` is told of every token: whose, by the request's place in the trace, and when.
+
+        In seconds on the simulation's clock.
+        """
+        self._on_token = on_token
         self._trace = trace
         self._limits = limits
         self._options = options
@@ -206,6 +212,8 @@ class Replay:
     def _take_token(self, event: TokenEvent) -> None:
         live = self._live[event.sequence_id]
         live.num_generated += 1
+        if self._on_token is not None:
+            self._on_token(live.index, self._clock)
         if live.num_generated == 1:
             live.first_token_at = self._clock
         if event.finish_reason is not None:

@@ -1,10 +1,13 @@
 """Cycles from a stage's slowing down until the rate is that of the new best."""
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 
-from benchmarks.live_recovery import find_recovery
+from benchmarks.live import LAYERS, PACED
+from benchmarks.live_recovery import find_recovery, recovery_cells, simulate_decodes
+from simulator.pacing import read_pace
 
 CHANGED_AT = 10.0
 
@@ -30,3 +33,34 @@ def test_recovery_is_counted_in_cycles_that_were_slower_than_the_settled_ones(
 def test_recovery_single_fast_cycle_among_slow_ones_does_not_count() -> None:
     times = token_times([0.4] * 5 + [0.2] + [0.4] * 5 + [0.2] * 100)
     assert find_recovery([times], CHANGED_AT).num_cycles == 11
+
+
+def test_recovery_that_never_comes_is_said_so() -> None:
+    times = token_times([0.2, 0.4] * 40 + [0.2] * 81)
+    found = find_recovery([times], CHANGED_AT)
+    assert (found.num_cycles, found.seconds) == (80, pytest.approx(24.0))
+    found = find_recovery([token_times([0.2, 0.2, 0.2, 0.2, 0.6] * 30)], CHANGED_AT)
+    assert found.num_cycles is None
+    assert recovery_cells(found) == ("10.0", "5.0", "never", "-")
+
+
+def test_recovery_of_a_run_that_ends_too_soon_asks_for_a_longer_one() -> None:
+    with pytest.raises(ValueError, match="run for longer"):
+        find_recovery([token_times([0.2] * 12)], CHANGED_AT)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("changed_at", [8.0, 11.3, 15.1])
+def test_adaptive_after_one_of_4_stages_slowed_by_half_is_at_its_new_best_within_20_cycles(
+    changed_at: float, noise: float
+) -> None:
+    """As `benchmarks.live recovery` measures it, in the simulator: 32 decodes, no prompts."""
+    pace = read_pace(PACED / "slow-stage.json")
+    pace = replace(pace, changes=(replace(pace.changes[0], at_seconds=changed_at),), noise=noise)
+    times, insight = simulate_decodes(pace, LAYERS, "adaptive", 32, 250)
+    found = find_recovery(times, changed_at)
+    assert found.num_cycles is not None
+    assert found.num_cycles <= 20
+    assert insight.stages[1].num_resets >= 1
+    # The new best: two microbatches give 170 tokens a second, four equal shares 134.
+    assert found.rate_after > 155.0
