@@ -4,11 +4,13 @@
 
 Each load keeps a number of requests running for ever: whoever ends is replaced, so that steps carry
 decodes, prompts, openings and releases as in a busy server. A quarter of every prompt is common to
-all and shared in the prefix cache. Decodes are spread over the steps in
-flight. No model runs: results come at once.
+all and shared in the prefix cache. Decodes are spread over the steps in flight. With --memory below
+1, fewer run than may, and forecasts of memory decide who gets in. No model runs: results come at
+once.
 """
 
 import argparse
+import gc
 import statistics
 import time
 from collections import deque
@@ -53,14 +55,20 @@ class EndlessLoad:
     """A scheduler that always has as many requests as it may run, and a line of waiting ones."""
 
     def __init__(
-        self, policy: PolicyName, num_running: int, num_steps_in_flight: int, num_waiting: int
+        self,
+        policy: PolicyName,
+        num_running: int,
+        num_steps_in_flight: int,
+        num_waiting: int,
+        memory: float = 1.0,
     ) -> None:
+        """`memory` is the share of the KV blocks that all need who may run."""
         self.policy = policy
         self.num_running = num_running
         self.num_steps_in_flight = num_steps_in_flight
         blocks_per_sequence = (PROMPT_TOKENS + MAX_TOKENS) // BLOCK_SIZE + 1
         limits = SchedulerLimits(
-            num_blocks=num_running * blocks_per_sequence,
+            num_blocks=int(memory * num_running * blocks_per_sequence),
             block_size=BLOCK_SIZE,
             max_sequences=num_running,
             max_step_tokens=MAX_STEP_TOKENS,
@@ -100,13 +108,12 @@ class EndlessLoad:
             steps.append(step)
         return steps
 
-    def observe(self, step: Step) -> None:
+    def records(self, step: Step) -> list[StageRecord]:
         """What the stages tell of a step; it took them as long as its rows."""
         seconds = 0.005 + 0.00002 * step.num_tokens
         self.now += seconds
-        for stage in range(NUM_STAGES):
-            timing = StageTiming(compute_seconds=seconds, idle_seconds=0.001)
-            self.scheduler.observe(StageRecord(step.number, stage, timing))
+        timing = StageTiming(compute_seconds=seconds, idle_seconds=0.001)
+        return [StageRecord(step.number, stage, timing) for stage in range(NUM_STAGES)]
 
 
 def measure(load: EndlessLoad, num_steps: int) -> list[StepFigures]:
@@ -116,8 +123,10 @@ def measure(load: EndlessLoad, num_steps: int) -> list[StepFigures]:
     for _ in range(num_steps):
         done = in_flight.popleft()
         sampled = [SampledToken(chunk.slot, 2) for chunk in done.chunks if chunk.sample]
+        records = load.records(done)
         started = time.perf_counter()
-        load.observe(done)
+        for record in records:
+            load.scheduler.observe(record)
         events = load.scheduler.update(done.number, sampled, load.now)
         update_seconds = time.perf_counter() - started
         for event in events:
@@ -158,7 +167,7 @@ def row_of(load: EndlessLoad, num_steps: int) -> list[str]:
         statistics.median(step.num_tokens for step in steps),
     ]
     cells = [f"{count:.0f}" for count in counts]
-    return [load.policy, *cells, *(f"{1000 * value:.3f}" for value in seconds)]
+    return [load.policy, *cells, *(f"{1000 * value:.2f}" for value in seconds)]
 
 
 def main() -> None:
@@ -167,16 +176,19 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--in-flight", type=int, nargs="+", default=[4, 1], help="steps in flight")
     parser.add_argument("--waiting", type=int, default=100, help="requests in line besides")
+    parser.add_argument("--memory", type=float, default=1.0, help="of the KV blocks that all need")
     parser.add_argument("--steps", type=int, default=1000, help="steps that are timed per load")
     parser.add_argument("--policy", nargs="+", choices=POLICY_NAMES, default=["fixed", "adaptive"])
     options = parser.parse_args()
-    headings: tuple[str, ...] = ("policy", "running", "in flight", "decodes", "tokens")
-    headings += ("schedule", "update", "both", "p99", "slowest")
+    headings: tuple[str, ...] = ("policy", "running", "flight", "decodes", "rows")
+    headings += ("schedule", "update", "both", "p99", "max")
     title = "per step: what it carries, and the milliseconds to schedule and update it"
     table = compact_table(title, *headings, justify="right")
     loads = product(options.policy, options.running, options.in_flight)
     for policy, num_running, num_in_flight in loads:
-        load = EndlessLoad(policy, num_running, num_in_flight, options.waiting)
+        load = EndlessLoad(policy, num_running, num_in_flight, options.waiting, options.memory)
+        gc.collect()
+        gc.freeze()  # as in the coordinator
         table.add_row(*row_of(load, options.steps))
     Console().print(table)
 

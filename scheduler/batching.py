@@ -5,7 +5,7 @@ is the only place where sequences get blocks, and where they lose them to others
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from runtime.step import SlotOpening
@@ -13,20 +13,13 @@ from scheduler.draft import MicrobatchDraft
 from scheduler.fair_share import FairShare
 from scheduler.limits import SchedulerLimits
 from scheduler.policy import Policy, SchedulerView
+from scheduler.preemption import Victims
 from scheduler.queues import SequenceQueues
 from scheduler.residences import Residences
-from scheduler.sequence import Phase, TrackedSequence
+from scheduler.sequence import Phase, Residence, TrackedSequence
 
 MAX_PUT_OFF = 16
 """So many that wait for another's prompt are passed over, so that a step's time has a bound."""
-
-
-def _dispensability(sequence: TrackedSequence) -> tuple[int, int, int]:
-    """Sorts last who is preempted first: the lowest rank, the latest deadline, the cheapest.
-
-    Deadlines within a second of each other count as one.
-    """
-    return (sequence.rank, int(sequence.due_key[0]), -sequence.num_sent)
 
 
 class Batcher:
@@ -56,6 +49,7 @@ class Batcher:
         self.num_hit_tokens = 0
         # Whose prompts this microbatch holds a part of.
         self._prompts: list[TrackedSequence] = []
+        self._victims: Victims | None = None
 
     def fill(self) -> MicrobatchDraft:
         """Takes decodes, then prompts that have begun and waiting ones; returns the draft."""
@@ -65,44 +59,42 @@ class Batcher:
 
     def _take_decodes(self) -> None:
         """Takes as many decodes as were chosen; who finds no block gives its place to others."""
-        ready = {sequence.sequence_id: sequence for sequence in self._queues.of(Phase.READY)}
-        chosen = dict.fromkeys(self._policy.choose_decodes(self._view))
+        chosen = self._policy.choose_decodes(self._view)
         num_wanted = min(len(chosen), self._limits.max_step_tokens)
-        others = (sequence_id for sequence_id in ready if sequence_id not in chosen)
-        for sequence_id in chain(chosen, others):
-            if self.draft.num_tokens == num_wanted:
-                break
-            sequence = ready[sequence_id]
-            if sequence.phase is not Phase.READY:  # preempted for an older one in this very loop
-                continue
-            self._take_decode(sequence)
+        self._take_ready(chosen, num_wanted)
+        if self.draft.num_tokens < num_wanted:
+            self._take_ready([each.sequence_id for each in self._view.ready], num_wanted)
 
-    def _take_decode(self, sequence: TrackedSequence) -> None:
-        residence = sequence.residence
-        assert residence is not None, f"sequence {sequence.sequence_id} is ready without a slot"
-        new_block_ids: tuple[int, ...] = ()
-        if self._residences.needs_block(residence):
-            if not self._find_block(sequence):
-                return
-            new_block_ids = self._residences.grow(residence)
-        self.draft.add(sequence, 1, new_block_ids)
-        self._queues.move(sequence, Phase.SAMPLING)
+    def _take_ready(self, sequence_ids: Iterable[int], num_wanted: int) -> None:
+        """Takes decodes until there are so many, but for those that find no block."""
+        ready, draft = self._queues.ready, self.draft
+        taken = []
+        for sequence_id in sequence_ids:
+            if draft.num_tokens == num_wanted:
+                break
+            sequence = ready.get(sequence_id)
+            if sequence is None:  # taken before, or preempted for a more urgent one in this loop
+                continue
+            residence = sequence.residence
+            assert residence is not None, f"sequence {sequence_id} is ready without a slot"
+            if residence.num_sent < residence.capacity:
+                draft.add_decode(residence)
+            elif self._find_block(sequence):
+                draft.add_decode(residence, self._residences.grow(residence))
+            else:
+                continue
+            taken.append(sequence)
+        self._queues.move_all(taken, Phase.READY, Phase.SAMPLING)
 
     def _find_block(self, sequence: TrackedSequence) -> bool:
-        """Whether a block is free, if need be by preempting those that are less urgent.
-
-        None that this microbatch holds is preempted, so the most urgent always gets on: whoever is
-        less so and in this microbatch can be preempted by the next.
-        """
+        """Whether a block is free, if need be by preempting those that are less urgent."""
         while self._residences.num_blocks_free == 0:  # blocks that others share stay taken
-            victims = [
-                other
-                for other in self._queues.running()
-                if other.urgency_key > sequence.urgency_key and other not in self.draft
-            ]
-            if not victims:
+            if self._victims is None:
+                self._victims = Victims(self._queues.running(), self.draft)
+            victim = self._victims.pop(sequence)
+            if victim is None:
                 return False
-            self._preempt(max(victims, key=_dispensability))
+            self._preempt(victim)
         return True
 
     def _preempt(self, sequence: TrackedSequence) -> None:
@@ -143,7 +135,8 @@ class Batcher:
             if num_tokens == 0:
                 break
             new_block_ids = () if cached is None else self._admit(sequence, cached)
-            self._take_prompt(sequence, num_tokens, new_block_ids)
+            assert sequence.residence is not None, f"sequence {sequence.sequence_id} has no slot"
+            self._take_prompt(sequence.residence, num_tokens, new_block_ids)
 
     def _admit(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> tuple[int, ...]:
         """Opens a slot; returns the blocks that are the sequence's own."""
@@ -180,8 +173,8 @@ class Batcher:
         )
 
     def _num_blocks_short(self) -> int:
-        stays = [sequence.residence for sequence in self._queues.of(Phase.READY)]
-        return sum(stay is not None and self._residences.needs_block(stay) for stay in stays)
+        stays = [sequence.residence for sequence in self._queues.ready.values()]
+        return sum(stay is not None and stay.num_sent >= stay.capacity for stay in stays)
 
     def _chunk_tokens(self, sequence: TrackedSequence) -> int:
         wanted = self._policy.chunk_tokens(self._view, self.draft, sequence)
@@ -189,9 +182,10 @@ class Batcher:
         return max(0, min(wanted, sequence.num_unsent, room))
 
     def _take_prompt(
-        self, sequence: TrackedSequence, num_tokens: int, new_block_ids: tuple[int, ...]
+        self, residence: Residence, num_tokens: int, new_block_ids: tuple[int, ...]
     ) -> None:
-        self.draft.add(sequence, num_tokens, new_block_ids)
+        sequence = residence.sequence
+        self.draft.add_prompt(residence, num_tokens, new_block_ids)
         self._prompts.append(sequence)
         if sequence.num_unsent == 0:
             self._queues.move(sequence, Phase.SAMPLING)

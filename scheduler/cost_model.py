@@ -28,6 +28,9 @@ JUMP_LOG_RATIO = 0.3
 JUMP_RECORDS = 5
 """So many records in a row off by 35% to the same side mean that the device changed."""
 
+NUM_EARLY, NUM_UNSOLVED = 16, 4
+"""After the first records, so many new ones are waited for before the costs are fitted again."""
+
 SAFETY_QUANTILE = 0.9
 SAFETY_RATE = 0.02
 MAX_SAFETY = 1.5
@@ -51,6 +54,7 @@ class CostEstimator:
         self.num_resets = 0
         self._deviation = MIN_DEVIATION
         self._jump: list[float] = []
+        self._num_unsolved = 0
         self._start_from(prior, PRIOR_WEIGHT)
 
     def observe(self, work: StepWork, seconds: float) -> None:
@@ -76,6 +80,9 @@ class CostEstimator:
 
     def solve(self) -> StageCosts:
         """The costs that fit all evidence best; those that come out negative are held at zero."""
+        if self.num_records >= NUM_EARLY and self._num_unsolved < NUM_UNSOLVED:
+            return self.costs
+        self._num_unsolved = 0
         normal = self._normals.sum(axis=0) + np.diag(self._precision)
         moment = self._moments.sum(axis=0) + self._precision * self._prior_mean
         free = np.arange(len(_SIZES))
@@ -122,10 +129,11 @@ class CostEstimator:
         weight = 1.0 if residual <= limit else limit / residual
         self._deviation += 0.05 * (min(residual, limit) - self._deviation)
         self._deviation = max(self._deviation, MIN_DEVIATION)
+        self._num_unsolved += 1
         row = np.array(features(work)) / (_SIZES * predicted)
         normal, moment = self._normals[_stratum(work)], self._moments[_stratum(work)]
         normal *= FORGETTING
-        normal += np.outer(weight * row, row)
+        normal += weight * row[:, None] * row
         moment *= FORGETTING
         moment += weight * ratio * row
 

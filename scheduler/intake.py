@@ -15,6 +15,8 @@ from scheduler.sequence import TrackedSequence
 
 MAX_LOOKED_AT = 256
 """So many of those that wait are looked at for one step."""
+NUM_RUNNING_PER_STEP = 64
+"""Forecasts look at everybody who runs, and are made so rarely that a step pays for so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ class Intake:
     def __init__(self) -> None:
         self.shares = FairShare()
         self._lengths = OutputLengths()
+        # Until another forecast is due, so many may run.
+        self._num_steps_to_forecast = 0
+        self._most_running = 0
 
     def line(self, queues: SequenceQueues, residences: Residences, now: float) -> Line:
         """The line at this moment."""
@@ -43,22 +48,37 @@ class Intake:
         candidates = waiting[: residences.num_slots_free]
         if not candidates or residences.num_blocks_free == 0:
             return Line(waiting, 0)
-        capacity_tokens = residences.capacity_tokens
         final_tokens = sum(sequence.final_len for sequence in candidates)
-        if residences.num_final_tokens + final_tokens <= capacity_tokens:
+        if residences.num_final_tokens + final_tokens <= residences.capacity_tokens:
             return Line(waiting, len(candidates))  # whatever comes
-        running = queues.running()
+        if self._num_steps_to_forecast == 0:
+            self._forecast(queues, residences, candidates)
+        else:
+            self._num_steps_to_forecast -= 1
+        number = self._most_running - residences.num_slots_used
+        return Line(waiting, max(0, min(len(candidates), number)))
+
+    def _forecast(
+        self,
+        queues: SequenceQueues,
+        residences: Residences,
+        candidates: Sequence[TrackedSequence],
+    ) -> None:
+        """Finds out how many may run; where not all, that holds for some steps."""
+        running, capacity_tokens = queues.running(), residences.capacity_tokens
         number = num_admissible(running, candidates, self._lengths, capacity_tokens)
         if number < len(candidates):
             # The first one left out may share what others hold, and so need less than it seems.
             residences.find_cached(candidates[number])
             if candidates[number].num_shared:
                 number = num_admissible(running, candidates, self._lengths, capacity_tokens)
-        return Line(waiting, number)
+        if number < len(candidates):
+            self._num_steps_to_forecast = len(running) // NUM_RUNNING_PER_STEP
+        self._most_running = len(running) + number
 
     def served(self, sequences: Iterable[TrackedSequence]) -> None:
         """Each of these has one more token."""
-        for tenant, number in Counter(each.request.tenant for each in sequences).items():
+        for tenant, number in Counter([each.request.tenant for each in sequences]).items():
             self.shares.charge(tenant, number * OUTPUT_WEIGHT)
 
     def ended(self, sequence: TrackedSequence) -> None:

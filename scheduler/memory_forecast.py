@@ -68,15 +68,21 @@ def num_admissible(
     left = np.maximum(np.minimum(prompts + predicted, final) - known, 0.0)
     held = known.copy()
     held[len(running) :] -= [sequence.num_shared for sequence in waiting]
-    fewest, most = 0, len(waiting)
-    number = most
-    while fewest < most:
+
+    def fits(number: int) -> bool:
         end = len(running) + number
-        if _peak(held[:end], left[:end]) <= capacity_tokens:
-            fewest = number
+        return _peak(held[:end], left[:end]) <= capacity_tokens
+
+    if fits(len(waiting)):
+        return len(waiting)
+    # Mostly few do, so the search begins with few.
+    fewest, too_many, stride = 0, len(waiting), 1
+    while fewest + 1 < too_many:
+        number = min(fewest + stride, (fewest + too_many) // 2)
+        if fits(number):
+            fewest, stride = number, 2 * stride
         else:
-            most = number - 1
-        number = (fewest + most + 1) // 2
+            too_many = number
     # Nothing else could make room for the first, and alone it fits: that was checked at its coming.
     return fewest if running else max(1, fewest)
 

@@ -4,6 +4,7 @@ Every queue but the waiting line is a dict in order of entry, so that leaving fr
 nothing.
 """
 
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from scheduler.fair_share import FairShare
@@ -28,6 +29,8 @@ class SequenceQueues:
         self._queues: dict[Phase, dict[int, TrackedSequence]] = {
             phase: {} for phase in Phase if phase is not Phase.WAITING
         }
+        # Whose newest token may be sent, by id in order of entry.
+        self.ready: Mapping[int, TrackedSequence] = self._queues[Phase.READY]
 
     def add(self, sequence: TrackedSequence) -> None:
         """Takes in a new sequence, which waits."""
@@ -45,6 +48,15 @@ class SequenceQueues:
             self._waiting.add(sequence)
         else:
             self._queues[phase][sequence.sequence_id] = sequence
+
+    def move_all(self, sequences: Iterable[TrackedSequence], before: Phase, after: Phase) -> None:
+        """Puts sequences that hold slots from one phase into another."""
+        assert before in ENTERED_FROM[after], f"no way from {before!r} to {after!r}"
+        source, target = self._queues[before], self._queues[after]
+        for sequence in sequences:
+            del source[sequence.sequence_id]
+            sequence.phase = after
+            target[sequence.sequence_id] = sequence
 
     def remove(self, sequence: TrackedSequence) -> None:
         """Forgets a sequence."""

@@ -116,14 +116,17 @@ class Residences:
         slot = self._take_slot()
         self._blocks.share(cached)
         new = self._blocks.take(self.blocks_to_open(sequence) - len(cached))
+        block_ids, block_size = [*cached, *new], self._limits.block_size
         sequence.residence = Residence(
+            sequence=sequence,
             slot=slot,
-            block_ids=[*cached, *new],
-            num_sent=len(cached) * self._limits.block_size,
+            block_ids=block_ids,
+            capacity=len(block_ids) * block_size,
+            num_sent=len(cached) * block_size,
             num_named=len(cached),
         )
         self._holders[slot] = sequence
-        self._num_held += len(sequence.residence.block_ids)
+        self._num_held += len(block_ids)
         self.num_final_tokens += sequence.final_len
         return sequence.residence
 
@@ -133,28 +136,23 @@ class Residences:
         self._first_fresh_slot += 1
         return self._first_fresh_slot - 1
 
-    def needs_block(self, residence: Residence) -> bool:
-        """Whether the position after those sent lies beyond the residence's blocks."""
-        return residence.num_sent >= len(residence.block_ids) * self._limits.block_size
-
     def grow(self, residence: Residence) -> tuple[int, ...]:
         """Takes one more block, of which one must be free, and returns it."""
         block_ids = self._blocks.take(1)
         residence.block_ids.extend(block_ids)
+        residence.capacity += self._limits.block_size
         self._num_held += 1
         return block_ids
 
-    def name_filled(self, sequences: Iterable[TrackedSequence]) -> None:
+    def name_filled(self, residences: Iterable[Residence]) -> None:
         """Lets others share the blocks that these have filled; the steps that do so are sent."""
         if not self._limits.prefix_caching:
             return
         block_size = self._limits.block_size
-        for sequence in sequences:
-            residence = sequence.residence
-            assert residence is not None, f"sequence {sequence.sequence_id} has no slot"
+        for residence in residences:
             while (residence.num_named + 1) * block_size <= residence.num_sent:
                 index = residence.num_named
-                name = sequence.block_hash(index, block_size)
+                name = residence.sequence.block_hash(index, block_size)
                 self._blocks.name(residence.block_ids[index], name)
                 residence.num_named += 1
 
@@ -204,7 +202,9 @@ class Residences:
         residence = holder.residence
         assert residence is not None, f"slot {slot} is held by one without a residence"
         assert residence.slot == slot, f"slot {slot} is held from slot {residence.slot}"
+        assert residence.sequence is holder, f"slot {slot} is taken for another sequence's"
         capacity = len(residence.block_ids) * self._limits.block_size
+        assert residence.capacity == capacity, f"slot {slot} has room for {capacity}"
         assert residence.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
         assert len(set(residence.block_ids)) == len(residence.block_ids), f"slot {slot} has twins"
         num_full = residence.num_sent // self._limits.block_size

@@ -6,7 +6,7 @@ give equal steps. The contract schedule() -> step, update(step, results) follows
 core; events in, instructions out follows dask's worker state machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from runtime.errors import QueueFullError
@@ -100,7 +100,7 @@ class Scheduler:
         self._policy.complete(sent, now)
         self._meter.complete(sent, now)
         self._intake.served(sequence for sequence, _ in tokens)
-        return tuple(self._accept(sequence, token, now) for sequence, token in tokens)
+        return self._accept(tokens, now)
 
     def observe(self, record: StageRecord) -> None:
         """Takes what one stage measured of one step, before or after the step's result.
@@ -222,17 +222,27 @@ class Scheduler:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _accept(self, sequence: TrackedSequence, token: SampledToken, now: float) -> TokenEvent:
-        if token.problem:
-            self._population.forget(sequence)
-            return TokenEvent(sequence.sequence_id, token)
-        if sequence.first_token_at is None:
-            self._meter.first_token(sequence, now)
-        finish_reason = sequence.accept(token.token_id, now)
-        if finish_reason is None:
-            self._population.queues.move(sequence, Phase.READY)
-        else:
-            self._meter.finish(sequence, now)
-            self._intake.ended(sequence)
-            self._population.forget(sequence)
-        return TokenEvent(sequence.sequence_id, token, finish_reason)
+    def _accept(
+        self, tokens: Iterable[tuple[TrackedSequence, SampledToken]], now: float
+    ) -> tuple[TokenEvent, ...]:
+        events, going_on = [], []
+        for sequence, token in tokens:
+            finish_reason = None
+            if token.problem:
+                self._population.forget(sequence)
+            else:
+                if sequence.first_token_at is None:
+                    self._meter.first_token(sequence, now)
+                finish_reason = sequence.accept(token.token_id, now)
+                if finish_reason is None:
+                    going_on.append(sequence)
+                else:
+                    self._end(sequence, now)
+            events.append(TokenEvent(sequence.sequence_id, token, finish_reason))
+        self._population.queues.move_all(going_on, Phase.SAMPLING, Phase.READY)
+        return tuple(events)
+
+    def _end(self, sequence: TrackedSequence, now: float) -> None:
+        self._meter.finish(sequence, now)
+        self._intake.ended(sequence)
+        self._population.forget(sequence)

@@ -5,6 +5,7 @@ It decides nothing: which queue a sequence stands in and what it runs next is th
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
+from typing import NamedTuple
 
 from runtime.step import SampledToken, ScoredToken, SlotSampling
 from scheduler.block_hashes import BlockHashes
@@ -56,8 +57,7 @@ class SequenceRequest:
         return due if self.deadline is None else min(due, self.deadline)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """A new token of a sequence, and why it was the last if it was.
 
     A token with a `problem` is none; the sequence is gone.
@@ -93,15 +93,22 @@ class Residence:
     """One stay of a sequence in a slot, from its opening to its release.
 
     `num_sent` counts the positions that steps sent so far fill, in flight or done: steps run in
-    order, so the next chunk starts there. It begins with what the prefix cache had. `num_named`
-    counts the blocks, from the first, that others may share. A result belongs to a residence, not
-    to a slot.
+    order, so the next chunk starts there. It begins with what the prefix cache had. Its blocks
+    have `capacity` positions. `num_named` counts the blocks, from the first, that others may share.
+    A result belongs to a residence, not to a slot.
     """
 
+    sequence: "TrackedSequence" = field(repr=False)
     slot: int
     block_ids: list[int]
+    capacity: int
     num_sent: int = 0
     num_named: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it still lasts; else what comes for it is dropped."""
+        return self.sequence.residence is self
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +154,8 @@ class TrackedSequence:
     @property
     def num_unsent(self) -> int:
         """Known tokens still to be computed; 1 for a decode."""
-        return len(self.token_ids) - self.num_sent
+        residence = self.residence
+        return len(self.token_ids) - (self.num_cached if residence is None else residence.num_sent)
 
     @property
     def num_generated(self) -> int:

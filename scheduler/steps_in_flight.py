@@ -5,7 +5,7 @@ happens to its sequences meanwhile.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -16,23 +16,9 @@ from scheduler.sequence import Residence, TrackedSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """A token that a step draws: for whom, and in which of its residences."""
-
-    sequence: TrackedSequence
-    residence: Residence
-
-    @property
-    def is_live(self) -> bool:
-        """Whether that residence still lasts; else the token is dropped."""
-        return self.sequence.residence is self.residence
-
-
-@dataclass(frozen=True, slots=True)
 class Score:
-    """Positions of a prompt that a step scores: whose, and in which of its residences."""
+    """Positions of a prompt that a step scores: whose, in which of its residences."""
 
-    sequence: TrackedSequence
     residence: Residence
     positions: range
 
@@ -45,7 +31,8 @@ class StepsInFlight:
     """The steps of one epoch whose result has not come, oldest first."""
 
     def __init__(self) -> None:
-        self._draws_of_step: deque[tuple[Draw, ...]] = deque()
+        # By slot, who gets a token of each of them.
+        self._draws_of_step: deque[Mapping[int, Residence]] = deque()
         # By step, as long as it is in flight; most have none.
         self._scores: dict[int, tuple[Score, ...]] = {}
         self._sent: dict[int, SentStep] = {}
@@ -61,13 +48,13 @@ class StepsInFlight:
 
     def send(
         self,
-        draws: Sequence[Draw],
+        draws: Mapping[int, Residence],
         scores: Sequence[Score],
         work: StepWork,
         now: float,
         most: int,
     ) -> None:
-        """Notes that the next step was sent and what it will draw and score.
+        """Notes that the next step was sent, for whom it draws, by slot, and what it scores.
 
         `most` may be in flight.
         """
@@ -76,7 +63,7 @@ class StepsInFlight:
         is_full = len(self) + 1 >= most
         self._sent[self._next_number] = SentStep(self._next_number, work, now, len(self), is_full)
         self._sent.pop(self._next_number - len(self) - NUM_DONE_KEPT, None)
-        self._draws_of_step.append(tuple(draws))
+        self._draws_of_step.append(draws)
         self._next_number += 1
 
     def steps(self) -> tuple[SentStep, ...]:
@@ -103,9 +90,7 @@ class StepsInFlight:
             raise FrameError(what=what, expected=len(expected), actual=len(actual))
         tokens = iter(scored)
         found = [(each, tuple(islice(tokens, len(each.positions)))) for each in scores]
-        return [
-            (each.sequence, its) for each, its in found if each.sequence.residence is each.residence
-        ]
+        return [(each.residence.sequence, its) for each, its in found if each.residence.is_live]
 
     def complete(
         self, number: int, sampled: Sequence[SampledToken]
@@ -119,19 +104,17 @@ class StepsInFlight:
         if number != expected_number or not self._draws_of_step:
             raise StepGapError(expected=expected_number, actual=number)
         draws = self._draws_of_step[0]
-        expected = tuple(sorted(draw.residence.slot for draw in draws))
-        actual = tuple(sorted(token.slot for token in sampled))
-        if expected != actual:
+        tokens = {token.slot: token for token in sampled}
+        if tokens.keys() != draws.keys() or len(sampled) != len(draws):
             raise FrameError(
-                what=f"slots sampled by step {number}", expected=expected, actual=actual
+                what=f"slots sampled by step {number}",
+                expected=tuple(sorted(draws)),
+                actual=tuple(sorted(token.slot for token in sampled)),
             )
         self._draws_of_step.popleft()
-        token_of_slot = {token.slot: token for token in sampled}
-        return [
-            (draw.sequence, token_of_slot[draw.residence.slot]) for draw in draws if draw.is_live
-        ]
+        return [(each.sequence, tokens[slot]) for slot, each in draws.items() if each.is_live]
 
     def awaited(self) -> list[TrackedSequence]:
         """The sequences that get a token from a step in flight, sorted by id."""
-        draws = [draw for step in self._draws_of_step for draw in step if draw.is_live]
-        return sorted((draw.sequence for draw in draws), key=lambda waiting: waiting.sequence_id)
+        draws = [each for step in self._draws_of_step for each in step.values() if each.is_live]
+        return sorted((each.sequence for each in draws), key=lambda waiting: waiting.sequence_id)

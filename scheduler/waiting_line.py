@@ -8,6 +8,7 @@ deadlines.
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 
 from scheduler.fair_share import FairShare
 from scheduler.sequence import TrackedSequence
@@ -86,23 +87,28 @@ class WaitingLine:
         """
         best = min((priority for _, priority in self._lines), default=0)
         if len(self._lines) == 1:
-            for sequence in tuple(next(iter(self._lines.values())).sequences):
+            for sequence in next(iter(self._lines.values())).sequences:
                 sequence.rank = best
                 yield sequence
             return
         served = {tenant: self._shares[tenant] for tenant, _ in self._lines}
-        # The next of each line is the last of its list.
-        lines = [line.sequences[::-1] for line in self._lines.values()]
 
-        def turn(line: list[TrackedSequence]) -> tuple[int, int, _Key]:
-            head = line[-1]
-            return _aged(head, now, best), served[head.request.tenant], head.due_key
+        def turn(sequence: TrackedSequence) -> tuple[int, int, _Key]:
+            return _aged(sequence, now, best), served[sequence.request.tenant], sequence.due_key
 
-        while lines:
-            line = min(lines, key=turn)
-            sequence = line.pop()
-            if not line:
-                lines.remove(line)
+        lines = [iter(line.sequences) for line in self._lines.values()]
+        heads = [(turn(head := next(line)), head, line) for line in lines]
+        heapify(heads)
+        while heads:
+            key, sequence, line = heads[0]
+            key_now = turn(sequence)
+            if key_now != key:  # its tenant was served since
+                heapreplace(heads, (key_now, sequence, line))
+                continue
+            if (following := next(line, None)) is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (turn(following), following, line))
             sequence.rank = _aged(sequence, now, best)
             served[sequence.request.tenant] += sequence.num_unsent
             yield sequence
