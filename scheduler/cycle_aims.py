@@ -4,33 +4,41 @@ Read off the scheduler's view and the clients' targets; nothing here keeps state
 """
 
 import math
+from collections.abc import Sequence
 
 from scheduler.cycle_plan import CycleLoad
-from scheduler.policy import SchedulerView
+from scheduler.policy import SchedulerView, SequenceView
 
 HORIZON_TOKENS = 8
 """Time that a sequence is ahead of its target, or behind, is spent over so many tokens."""
 MIN_STRETCH, MAX_STRETCH = 0.6, 2.0
 """Bounds of a cycle, in targets, that being behind or ahead can lead to."""
+MAX_SAMPLE = 128
+"""So many decodes, evenly spaced, stand for all that are ready."""
 EASY_MEMORY, MIN_RELIEF = 0.5, 0.5
 """From so full a cache on the cycle gets shorter, down to this share of it when all is taken."""
 
 
-def cycle_seconds(view: SchedulerView, common: float | None, slack: float) -> float:
+def cycle_seconds(
+    view: SchedulerView, common: float | None, slack: float, lone_seconds: float = 0.0
+) -> float:
     """How long a cycle may be, so that nine in ten sequences keep their time per token.
 
     A sequence that is ahead of its target may take longer for a while, one that is behind
     has to catch up. Where memory runs short, a shorter cycle pays: what runs ends sooner. While
     nothing decodes, nobody waits for a cycle's end, and it may take any time.
+
+    A decode alone in the pipeline takes `lone_seconds`. A target below that is kept by no chunk,
+    however short, so it counts for nothing: where there is no other, throughput decides.
     """
     if view.num_decoding == 0:
         return math.inf
     allowed: list[float] = []
-    aim = math.inf if common is None else common
-    for sequence in view.ready:
+    aim = math.inf if common is None or common < lone_seconds else common
+    for sequence in _sample(view):
         target = sequence.request.tpot_target_seconds or common
         first_token_at = sequence.first_token_at
-        if target is None or first_token_at is None:
+        if target is None or target < lone_seconds or first_token_at is None:
             continue
         aim = min(aim, target)
         lead = target * (sequence.num_generated - 1) - (view.now - first_token_at)
@@ -40,6 +48,10 @@ def cycle_seconds(view: SchedulerView, common: float | None, slack: float) -> fl
         return aim * _relief(view)
     tightest = sorted(allowed)[len(allowed) // 10] * (1.0 - slack)
     return min(MAX_STRETCH * aim, max(MIN_STRETCH * aim, tightest)) * _relief(view)
+
+
+def _sample(view: SchedulerView) -> Sequence[SequenceView]:
+    return view.ready[:: -(-len(view.ready) // MAX_SAMPLE) or 1]
 
 
 def memory_shortage(view: SchedulerView) -> float:
@@ -73,15 +85,13 @@ def load_of(view: SchedulerView) -> CycleLoad:
     While memory is what they wait for, longer chunks bring nothing, and a shorter cycle ends the
     running ones sooner.
     """
-    num_ready = len(view.ready)
-    ready_context = sum(sequence.num_sent for sequence in view.ready)
-    mean_context = ready_context / num_ready if num_ready else 0.0
-    line = list(view.prefilling)
-    line += view.waiting[: view.num_admissible]
-    num_prompt_tokens = sum(sequence.num_unsent for sequence in line)
-    moments = sum(
-        sequence.num_unsent * (sequence.num_sent + sequence.num_unsent / 2) for sequence in line
-    )
+    sample = _sample(view)
+    mean_context = sum(each.num_sent for each in sample) / len(sample) if sample else 0.0
+    num_prompt_tokens, moments = 0, 0.0
+    for sequence in (*view.prefilling, *view.waiting[: view.num_admissible]):
+        num_unsent = sequence.num_unsent
+        num_prompt_tokens += num_unsent
+        moments += num_unsent * (sequence.num_sent + num_unsent / 2)
     return CycleLoad(
         num_decodes=view.num_decoding,
         decode_context=int(mean_context * view.num_decoding),

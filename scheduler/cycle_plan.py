@@ -7,7 +7,7 @@ predicted seconds; nothing here keeps state.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scheduler.feedback import StepWork
 from scheduler.stage_costs import StageCosts, sum_costs
@@ -39,6 +39,11 @@ class CycleLoad:
     decode_context: int
     num_prompt_tokens: int
     prompt_context: float
+
+    @property
+    def lone_decode(self) -> StepWork:
+        """A microbatch of one typical decode."""
+        return _decodes(1, self.decode_context // max(1, self.num_decodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,61 +81,132 @@ class CyclePlan:
     fits: bool
 
 
-def plan_cycle(
-    stages: Sequence[StageCosts],
-    overhead_seconds: float,
-    load: CycleLoad,
-    limits: CycleLimits,
-    num_in_flight: int,
-    num_with_prompts: int,
-) -> CyclePlan:
-    """The best cycle with so many microbatches, so many of them with prompts.
+class CyclePlanner:
+    """Says what a cycle would be in each of the ways to run it.
 
-    Chunks are as long as finishes the waiting prompts soonest: with A seconds of work cut into
-    pieces of fixed cost a over P stages, pieces of a + sqrt(A*a/(P-1)) do. The budget cuts that
-    down: neither the microbatches in flight nor the way around may take longer.
+    What depends on the number of microbatches alone is computed once for each number.
     """
-    share = _decode_share(load, num_in_flight)
-    num_without, work = num_in_flight - num_with_prompts, share
-    if load.num_prompt_tokens > 0:
-        budgets = [(sum_costs(stages), limits.seconds - overhead_seconds)]
-        for stage in stages:
-            left = limits.seconds - num_without * stage.seconds(share)
-            budgets.append((stage, left / num_with_prompts))
-        work = _with_chunk(share, load, _chunk(stages, budgets, share, load, limits))
-    times = [stage.seconds(work) for stage in stages]
-    busy = max(
-        num_with_prompts * seconds + num_without * stage.seconds(share)
-        for seconds, stage in zip(times, stages, strict=True)
-    )
-    cycle = max(busy, sum(times) + overhead_seconds, MIN_CYCLE_SECONDS)
-    num_prompt_tokens = work.num_tokens - share.num_tokens
-    num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else load.num_decodes
-    return CyclePlan(
-        num_in_flight=num_in_flight,
-        num_with_prompts=num_with_prompts,
-        target_seconds=max(times),
-        target_tokens=work.num_tokens,
-        cycle_seconds=cycle,
-        rate=num_done / cycle,
-        worth=num_done / cycle ** (1.0 + limits.memory_shortage),
-        fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE),
+
+    def __init__(
+        self,
+        stages: Sequence[StageCosts],
+        overhead_seconds: float,
+        load: CycleLoad,
+        limits: CycleLimits,
+    ) -> None:
+        self._stages = stages
+        self._overhead_seconds = overhead_seconds
+        self._load = load
+        self._limits = limits
+        self._around = sum_costs(stages)
+        self._hands: dict[int, _Hand] = {}
+
+    def plan(self, num_in_flight: int, num_with_prompts: int) -> CyclePlan:
+        """The best cycle with so many microbatches, so many of them with prompts.
+
+        Chunks are as long as finishes the waiting prompts soonest: with A seconds of work cut into
+        pieces of fixed cost a over P stages, pieces of a + sqrt(A*a/(P-1)) do. The budget cuts that
+        down: neither the microbatches in flight nor the way around may take longer.
+        """
+        load, limits = self._load, self._limits
+        hand = self._hands.get(num_in_flight)
+        if hand is None:
+            hand = self._hands[num_in_flight] = self._deal(num_in_flight)
+        num_without, work, times = num_in_flight - num_with_prompts, hand.work, hand.seconds
+        if load.num_prompt_tokens > 0:
+            work = self._with_chunk(work, self._chunk(hand, num_without, num_with_prompts))
+            times = [stage.seconds(work) for stage in self._stages]
+        busy = max(
+            num_with_prompts * seconds + num_without * without
+            for seconds, without in zip(times, hand.seconds, strict=True)
+        )
+        cycle = max(busy, sum(times) + self._overhead_seconds, MIN_CYCLE_SECONDS)
+        num_prompt_tokens = work.num_tokens - hand.work.num_tokens
+        num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else load.num_decodes
+        return CyclePlan(
+            num_in_flight=num_in_flight,
+            num_with_prompts=num_with_prompts,
+            target_seconds=max(times),
+            target_tokens=work.num_tokens,
+            cycle_seconds=cycle,
+            rate=num_done / cycle,
+            worth=num_done / cycle ** (1.0 + limits.memory_shortage),
+            fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE),
+        )
+
+    def _deal(self, num_in_flight: int) -> "_Hand":
+        """The decodes of one of so many microbatches, and the prompt tokens it may have besides."""
+        load, limits = self._load, self._limits
+        num_decodes = -(-load.num_decodes // num_in_flight)
+        work = _decodes(num_decodes, -(-load.decode_context // num_in_flight))
+        seconds = [stage.seconds(work) for stage in self._stages]
+        chunk = math.inf
+        if load.num_prompt_tokens > 0:
+            left = limits.seconds - self._overhead_seconds
+            chunk = self._chunk_within(self._around, work, sum(seconds), left)
+            if not limits.prompts_hurry:
+                chunk = min(chunk, self._soonest_chunk(work))
+        return _Hand(work, seconds, min(chunk, limits.max_step_tokens - num_decodes))
+
+    def _chunk(self, hand: "_Hand", num_without: int, num_with_prompts: int) -> int:
+        """The prompt tokens of a microbatch, within the budget of every stage."""
+        chunk = hand.most_prompt_tokens
+        for stage, seconds in zip(self._stages, hand.seconds, strict=True):
+            budget = (self._limits.seconds - num_without * seconds) / num_with_prompts
+            chunk = min(chunk, self._chunk_within(stage, hand.work, seconds, budget))
+        return max(MIN_CHUNK_TOKENS, int(chunk))
+
+    def _chunk_within(
+        self, costs: StageCosts, work: StepWork, work_seconds: float, seconds: float
+    ) -> float:
+        """The chunk with which `work`, which takes `work_seconds`, takes no longer than that."""
+        if math.isinf(seconds):
+            seconds = (work_seconds + costs.prompt) / MIN_FIXED_SHARE
+        return costs.chunk_tokens(seconds - work_seconds, work, self._load.prompt_context)
+
+    def _soonest_chunk(self, work: StepWork) -> float:
+        """The chunk that has the waiting prompts done soonest, on the slowest stage."""
+        load = self._load
+        long = self._with_chunk(work, 512)
+        slowest = max(self._stages, key=lambda stage: stage.seconds(long))
+        backlog = load.num_prompt_tokens * (
+            slowest.last_token + 2.0 * load.prompt_context * slowest.per_attention
+        )
+        piece_fixed = slowest.seconds(work) + slowest.prompt
+        piece = math.sqrt(backlog * piece_fixed / max(1, len(self._stages) - 1))
+        return slowest.chunk_tokens(slowest.prompt + piece, work, load.prompt_context)
+
+    def _with_chunk(self, work: StepWork, num_tokens: int) -> StepWork:
+        return StepWork(
+            num_tokens=work.num_tokens + num_tokens,
+            num_decodes=work.num_decodes,
+            prefill_attention=num_tokens * (2 * int(self._load.prompt_context) + num_tokens),
+            decode_context=work.decode_context,
+            num_sequences=work.num_sequences,
+            num_sampled=work.num_sampled,
+        )
+
+
+def _decodes(number: int, context: int) -> StepWork:
+    return StepWork(
+        num_tokens=number,
+        num_decodes=number,
+        decode_context=context,
+        num_sequences=number,
+        num_sampled=number,
     )
 
 
-def _chunk(
-    stages: Sequence[StageCosts],
-    budgets: Sequence[tuple[StageCosts, float]],
-    share: StepWork,
-    load: CycleLoad,
-    limits: CycleLimits,
-) -> int:
-    """The prompt tokens of a microbatch with this share of the decodes, within all budgets."""
-    chunk = math.inf if limits.prompts_hurry else _soonest_chunk(stages, share, load)
-    for costs, seconds in budgets:
-        chunk = min(chunk, _chunk_within(costs, share, load, seconds))
-    most = limits.max_step_tokens - share.num_tokens
-    return max(MIN_CHUNK_TOKENS, int(min(chunk, most)))
+@dataclass(frozen=True, slots=True)
+class _Hand:
+    """One microbatch's share of the decodes, with each stage's seconds for it.
+
+    So many prompt tokens it may have besides, whatever the others have.
+    """
+
+    work: StepWork
+    seconds: Sequence[float]
+    most_prompt_tokens: float
 
 
 def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:
@@ -150,37 +226,3 @@ def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:
         and (plan.fits, plan.worth) >= (best.fits, best.worth * (1.0 - NEGLIGIBLE))
     ]
     return min(fewer, key=lambda plan: plan.num_in_flight, default=current)
-
-
-def _decode_share(load: CycleLoad, num_in_flight: int) -> StepWork:
-    num_decodes = -(-load.num_decodes // num_in_flight)
-    return StepWork(
-        num_tokens=num_decodes,
-        num_decodes=num_decodes,
-        decode_context=-(-load.decode_context // num_in_flight),
-        num_sequences=num_decodes,
-        num_sampled=num_decodes,
-    )
-
-
-def _with_chunk(share: StepWork, load: CycleLoad, num_tokens: int) -> StepWork:
-    attention = num_tokens * (2 * int(load.prompt_context) + num_tokens)
-    return replace(share, num_tokens=share.num_tokens + num_tokens, prefill_attention=attention)
-
-
-def _soonest_chunk(stages: Sequence[StageCosts], share: StepWork, load: CycleLoad) -> float:
-    """The chunk that has the waiting prompts done soonest, on the slowest stage."""
-    slowest = max(stages, key=lambda stage: stage.seconds(_with_chunk(share, load, 512)))
-    backlog = load.num_prompt_tokens * (
-        slowest.last_token + 2.0 * load.prompt_context * slowest.per_attention
-    )
-    piece_fixed = slowest.seconds(share) + slowest.prompt
-    piece = math.sqrt(backlog * piece_fixed / max(1, len(stages) - 1))
-    return slowest.chunk_tokens(slowest.prompt + piece, share, load.prompt_context)
-
-
-def _chunk_within(costs: StageCosts, share: StepWork, load: CycleLoad, seconds: float) -> float:
-    """The chunk with which a microbatch takes no longer than that."""
-    if math.isinf(seconds):
-        seconds = (costs.seconds(share) + costs.prompt) / MIN_FIXED_SHARE
-    return costs.chunk_tokens(seconds - costs.seconds(share), share, load.prompt_context)

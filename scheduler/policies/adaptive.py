@@ -8,7 +8,6 @@ equal time. It never looks at a clock: all it knows of time was handed to it.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from scheduler.cycle_aims import cycle_seconds, load_of, memory_shortage, needed_rate
 from scheduler.cycle_plan import (
@@ -16,11 +15,11 @@ from scheduler.cycle_plan import (
     CycleLimits,
     CycleLoad,
     CyclePlan,
+    CyclePlanner,
     best_plan,
-    plan_cycle,
 )
 from scheduler.dealing import deal_decodes
-from scheduler.feedback import SentStep, StageRecord
+from scheduler.feedback import SentStep, StageRecord, StepWork
 from scheduler.insight import Decisions, SchedulerInsight
 from scheduler.limits import SchedulerLimits
 from scheduler.pipeline_model import PipelineModel
@@ -48,6 +47,7 @@ UNKNOWN_DEVICE = guess_costs("cpu", weights_bytes=0, bytes_per_weight=4, num_lay
 class AdaptiveOptions:
     """Targets in seconds per output token, None for none; `slack` is the share kept in reserve.
 
+    A target that not even a decode alone in the pipeline would keep counts as none.
     `warmup_tokens` are the rows that the first microbatch may have on any device.
     """
 
@@ -175,7 +175,8 @@ class AdaptivePolicy:
             self._warmup_tokens = min(self._warmup_tokens, float(self._limits.max_step_tokens))
         load = load_of(view)
         has_prompts = load.num_prompt_tokens > 0
-        seconds = cycle_seconds(view, self._options.tpot_seconds, self._options.slack)
+        options, lone_seconds = self._options, self._seconds_around(load.lone_decode)
+        seconds = cycle_seconds(view, options.tpot_seconds, options.slack, lone_seconds)
         num_kept = self._num_kept[has_prompts]
         kept = (num_kept, min(self._num_with_prompts, num_kept))
         limits = CycleLimits(seconds, self._max_rows, memory_shortage=memory_shortage(view))
@@ -198,9 +199,13 @@ class AdaptivePolicy:
             fallbacks=made.fallbacks + (self._is_fallback and not was_fallback),
         )
 
+    def _seconds_around(self, work: StepWork) -> float:
+        """How long a microbatch takes that is alone in the pipeline."""
+        return sum(costs.seconds(work) for costs in self._costs) + self._model.overhead_seconds
+
     def _planner(self, load: CycleLoad, limits: CycleLimits) -> Callable[[int, int], CyclePlan]:
         """Plans a cycle within limits, by microbatches in flight and those with prompts."""
-        return partial(plan_cycle, self._costs, self._model.overhead_seconds, load, limits)
+        return CyclePlanner(self._costs, self._model.overhead_seconds, load, limits).plan
 
     def _has_prompts_enough(self, view: SchedulerView) -> bool:
         """Whether as many steps carry prompts as the plan wants; decodes alone go faster."""

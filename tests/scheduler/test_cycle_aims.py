@@ -83,3 +83,15 @@ def test_needed_rate_is_what_the_tightest_deadline_asks_for() -> None:
 
 def test_deadline_that_is_over_or_was_never_set_needs_nothing() -> None:
     assert needed_rate(view(prefilling=[prompt(100, None), prompt(100, 1.0, arrival=8.0)])) == 0.0
+
+
+def test_target_that_not_even_a_lone_decode_keeps_counts_for_nothing() -> None:
+    late = [decoding(5.0, 11)]
+    assert cycle_seconds(view(late), 0.1, slack=0.0, lone_seconds=0.2) == math.inf
+    assert cycle_seconds(view(late), 0.1, slack=0.0, lone_seconds=0.09) == pytest.approx(0.06)
+
+
+def test_client_whose_target_nobody_can_keep_hurries_nobody_else() -> None:
+    mixed = view([decoding(1.0, 11, tpot=0.001), decoding(1.0, 11)])
+    assert cycle_seconds(mixed, 0.1, slack=0.0, lone_seconds=0.05) == pytest.approx(0.1)
+    assert cycle_seconds(mixed, None, slack=0.0, lone_seconds=0.05) == math.inf

@@ -12,8 +12,8 @@ from scheduler.cycle_plan import (
     CycleLimits,
     CycleLoad,
     CyclePlan,
+    CyclePlanner,
     best_plan,
-    plan_cycle,
 )
 from scheduler.stage_costs import StageCosts
 
@@ -27,10 +27,11 @@ def settle(
     stages: list[StageCosts], overhead: float, load: CycleLoad, limits: CycleLimits = NO_LIMIT
 ) -> CyclePlan:
     """The plan that remains when each follows from the one before."""
-    current = plan_cycle(stages, overhead, load, limits, 2, 2)
+    planner = CyclePlanner(stages, overhead, load, limits)
+    current = planner.plan(2, 2)
     for _ in range(30):
         plans = [
-            plan_cycle(stages, overhead, load, limits, number, with_prompts)
+            planner.plan(number, with_prompts)
             for number in range(1, 17)
             for with_prompts in range(1, number + 1)
         ]
@@ -70,7 +71,7 @@ def test_plan_that_fits_keeps_the_cycle_within_its_budget(
     seconds: float, number: int, overhead: float, factor: float
 ) -> None:
     stages = [STAGE, STAGE.scaled(factor), STAGE]
-    plan = plan_cycle(stages, overhead, MIXED, CycleLimits(seconds, 2048), number, number)
+    plan = CyclePlanner(stages, overhead, MIXED, CycleLimits(seconds, 2048)).plan(number, number)
     num_decodes = -(-MIXED.num_decodes // number)
     assert plan.target_tokens >= num_decodes + MIN_CHUNK_TOKENS
     assert plan.fits is (plan.cycle_seconds <= seconds * 1.03)
@@ -79,6 +80,8 @@ def test_plan_that_fits_keeps_the_cycle_within_its_budget(
 
 
 def test_longer_line_of_prompts_makes_longer_chunks() -> None:
-    short = plan_cycle([STAGE] * 4, 0.0, replace(MIXED, num_prompt_tokens=300), NO_LIMIT, 4, 4)
-    long = plan_cycle([STAGE] * 4, 0.0, MIXED, NO_LIMIT, 4, 4)
+    few = replace(MIXED, num_prompt_tokens=300)
+    short, long = (
+        CyclePlanner([STAGE] * 4, 0.0, load, NO_LIMIT).plan(4, 4) for load in (few, MIXED)
+    )
     assert short.target_tokens < long.target_tokens

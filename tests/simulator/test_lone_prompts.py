@@ -8,10 +8,10 @@ from scheduler import PolicyName, PolicyOptions, guess_costs, make_policy
 from scheduler.policies import AdaptiveOptions
 from simulator.measures import Percentiles
 from simulator.pipeline import PipelineSpec, layer_shares
-from simulator.replay import Replay, ReplayOptions
+from simulator.replay import Replay, ReplayOptions, RunResult
 from simulator.scenarios import DEFAULT_LIMITS
 from simulator.stage_times import linear_times, load_times
-from simulator.traces import TraceRequest
+from simulator.traces import Trace, TraceRequest
 
 NUM_STAGES = 4
 # As on CPUs: reading the weights is little beside computing a prompt's rows.
@@ -29,15 +29,20 @@ def times_of(
 ) -> tuple[float, float]:
     """Medians of TTFT and TPOT of some requests that never meet, on devices of a kind."""
     trace = tuple(TraceRequest(100.0 * turn, num_prompt_tokens, 16) for turn in range(num_requests))
+    result = run(trace, policy, kind, tpot_seconds)
+    ttft = Percentiles.of([each.ttft_seconds or 0.0 for each in result.outcomes])
+    tpot = Percentiles.of([each.tpot_seconds or 0.0 for each in result.outcomes])
+    return ttft.p50, tpot.p50
+
+
+def run(trace: Trace, policy: PolicyName, kind: str, tpot_seconds: float | None) -> RunResult:
+    """A replay on devices of a kind."""
     times, bytes_per_weight = KINDS[kind]
     pipeline = PipelineSpec(times, layer_shares((20,) * NUM_STAGES), noise=0.0)
     guess = guess_costs(kind, 9 * 10**9, bytes_per_weight, num_layers=20)
     limits = replace(DEFAULT_LIMITS, guessed_costs=(guess,) * NUM_STAGES)
     options = PolicyOptions(adaptive=AdaptiveOptions(tpot_seconds=tpot_seconds))
-    result = Replay(trace, pipeline, limits, make_policy(policy, options), ReplayOptions()).run()
-    ttft = Percentiles.of([each.ttft_seconds or 0.0 for each in result.outcomes])
-    tpot = Percentiles.of([each.tpot_seconds or 0.0 for each in result.outcomes])
-    return ttft.p50, tpot.p50
+    return Replay(trace, pipeline, limits, make_policy(policy, options), ReplayOptions()).run()
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 20, 100, 500, 2000])
@@ -52,6 +57,15 @@ def test_lone_request_under_adaptive_waits_no_longer_than_under_fixed(
 def test_lone_prompt_with_a_tpot_target_nobody_can_meet_waits_no_longer_than_without() -> None:
     """Nothing decodes that shorter chunks would bring its tokens sooner."""
     assert times_of("adaptive", 500, tpot_seconds=0.001)[0] <= times_of("adaptive", 500)[0]
+
+
+def test_prompts_beside_decodes_with_a_hopeless_tpot_target_wait_no_longer_than_without() -> None:
+    """They were cut into chunks of 16 tokens, which helped nobody."""
+    trace = (*(TraceRequest(0.0, 20, 400) for _ in range(8)), TraceRequest(20.0, 2000, 4))
+    hurried, free = (
+        run(trace, "adaptive", "cpu", tpot).outcomes[-1].ttft_seconds for tpot in (0.001, None)
+    )
+    assert hurried == free
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [20, 100, 500, 1000])
