@@ -5,8 +5,9 @@ Read off the scheduler's view and the clients' targets; nothing here keeps state
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from scheduler.cycle_plan import CycleLoad
+from scheduler.feedback import StepWork
 from scheduler.policy import SchedulerView, SequenceView
 
 HORIZON_TOKENS = 8
@@ -15,8 +16,49 @@ MIN_STRETCH, MAX_STRETCH = 0.6, 2.0
 """Bounds of a cycle, in targets, that being behind or ahead can lead to."""
 MAX_SAMPLE = 128
 """So many decodes, evenly spaced, stand for all that are ready."""
-EASY_MEMORY, MIN_RELIEF = 0.5, 0.5
-"""From so full a cache on the cycle gets shorter, down to this share of it when all is taken."""
+EASY_MEMORY = 0.5
+"""From so full a cache on memory counts as short."""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleLoad:
+    """What there is to do: decodes with their context in all, prompt tokens that wait.
+
+    `prompt_context` is the position of a typical waiting token, which attention pays for.
+    """
+
+    num_decodes: int
+    decode_context: int
+    num_prompt_tokens: int
+    prompt_context: float
+
+    def decodes(self, number: int) -> StepWork:
+        """A microbatch of so many typical decodes."""
+        return StepWork(
+            num_tokens=number,
+            num_decodes=number,
+            decode_context=-(-number * self.decode_context // max(1, self.num_decodes)),
+            num_sequences=number,
+            num_sampled=number,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CycleLimits:
+    """What a cycle may be: seconds from token to token, and rows of one microbatch.
+
+    Where prompts hurry, chunks are as long as that allows.
+
+    `memory_shortage`, from 0 to 1, says how far memory and not compute decides how many requests
+    are served. In the long run every decode brings its share of prompt tokens with it, whatever
+    the chunks, and what runs ends the sooner the shorter cycles are on average: those prompt
+    tokens are best computed where each makes its cycle longer by the least.
+    """
+
+    seconds: float
+    max_step_tokens: int
+    prompts_hurry: bool = False
+    memory_shortage: float = 0.0
 
 
 def cycle_seconds(
@@ -25,8 +67,8 @@ def cycle_seconds(
     """How long a cycle may be, so that nine in ten sequences keep their time per token.
 
     A sequence that is ahead of its target may take longer for a while, one that is behind
-    has to catch up. Where memory runs short, a shorter cycle pays: what runs ends sooner. While
-    nothing decodes, nobody waits for a cycle's end, and it may take any time.
+    has to catch up. While nothing decodes, nobody waits for a cycle's end, and it may take any
+    time.
 
     A decode alone in the pipeline takes `lone_seconds`. A target below that is kept by no chunk,
     however short, so it counts for nothing: where there is no other, throughput decides.
@@ -45,9 +87,9 @@ def cycle_seconds(
         allowed.append(target + lead / HORIZON_TOKENS)
     aim *= 1.0 - slack
     if not allowed:
-        return aim * _relief(view)
+        return aim
     tightest = sorted(allowed)[len(allowed) // 10] * (1.0 - slack)
-    return min(MAX_STRETCH * aim, max(MIN_STRETCH * aim, tightest)) * _relief(view)
+    return min(MAX_STRETCH * aim, max(MIN_STRETCH * aim, tightest))
 
 
 def _sample(view: SchedulerView) -> Sequence[SequenceView]:
@@ -58,11 +100,6 @@ def memory_shortage(view: SchedulerView) -> float:
     """From 0, where the cache is half empty, to 1, where it is full."""
     used = 1.0 - view.num_blocks_free / view.limits.num_blocks
     return max(0.0, (used - EASY_MEMORY) / (1.0 - EASY_MEMORY))
-
-
-def _relief(view: SchedulerView) -> float:
-    """The share of a cycle that is left to it when memory runs short."""
-    return 1.0 - (1.0 - MIN_RELIEF) * memory_shortage(view)
 
 
 def needed_rate(view: SchedulerView) -> float:

@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduler.cycle_aims import CycleLimits, CycleLoad
 from scheduler.feedback import StepWork
-from scheduler.stage_costs import StageCosts, sum_costs
+from scheduler.stage_costs import KNOTS, StageCosts, sum_costs
 
 MIN_FIXED_SHARE = 0.04
 """Without a target, a microbatch grows until its fixed cost is this share of it, and no further."""
@@ -29,46 +30,15 @@ NEGLIGIBLE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class CycleLoad:
-    """What there is to do: decodes with their context in all, prompt tokens that wait.
-
-    `prompt_context` is the position of a typical waiting token, which attention pays for.
-    """
-
-    num_decodes: int
-    decode_context: int
-    num_prompt_tokens: int
-    prompt_context: float
-
-    @property
-    def lone_decode(self) -> StepWork:
-        """A microbatch of one typical decode."""
-        return _decodes(1, self.decode_context // max(1, self.num_decodes))
-
-
-@dataclass(frozen=True, slots=True)
-class CycleLimits:
-    """What a cycle may be: seconds from token to token, and rows of one microbatch.
-
-    Where prompts hurry, chunks are as long as that allows. `memory_shortage`, from 0 to 1, says how
-    much a short cycle is worth besides what it gets done: what runs then ends sooner.
-    """
-
-    seconds: float
-    max_step_tokens: int
-    prompts_hurry: bool = False
-    memory_shortage: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class CyclePlan:
     """One way to run a cycle.
 
     Of the microbatches in flight, `num_with_prompts` carry prompts besides their decodes. One of
     those takes `target_seconds` on its slowest stage and has `target_tokens` rows. `rate` is what
     the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `worth` is what
-    plans are compared by: the rate, and the shorter cycle where memory is short. `fits` says
-    whether decodes get their tokens in time.
+    plans are compared by: the rate, or, as far as memory is short, what the cycle gets done in each
+    second that it is longer than without prompts. `fits` says whether decodes get their tokens in
+    time.
     """
 
     num_in_flight: int
@@ -100,6 +70,10 @@ class CyclePlanner:
         self._limits = limits
         self._around = sum_costs(stages)
         self._hands: dict[int, _Hand] = {}
+        self._least_seconds = 0.0
+        if limits.memory_shortage > 0.0 and load.num_prompt_tokens > 0 and load.num_decodes > 0:
+            numbers = range(1, 2 * len(stages) + 1)
+            self._least_seconds = min(self._hand(number).seconds for number in numbers)
 
     def plan(self, num_in_flight: int, num_with_prompts: int) -> CyclePlan:
         """The best cycle with so many microbatches, so many of them with prompts.
@@ -108,53 +82,79 @@ class CyclePlanner:
         pieces of fixed cost a over P stages, pieces of a + sqrt(A*a/(P-1)) do. The budget cuts that
         down: neither the microbatches in flight nor the way around may take longer.
         """
+        hand, num_without = self._hand(num_in_flight), num_in_flight - num_with_prompts
+        if self._load.num_prompt_tokens == 0:
+            return self._cycle(hand, num_without, num_with_prompts, hand.work)
+        plans = [
+            self._cycle(hand, num_without, num_with_prompts, self._with_chunk(hand.work, chunk))
+            for chunk in self._chunks(hand, num_without, num_with_prompts)
+        ]
+        return max(plans, key=lambda plan: (plan.fits, plan.worth))
+
+    def _cycle(
+        self, hand: "_Hand", num_without: int, num_with_prompts: int, work: StepWork
+    ) -> CyclePlan:
+        """The cycle whose microbatches with prompts are `work`, and the others only decodes."""
         load, limits = self._load, self._limits
-        hand = self._hands.get(num_in_flight)
-        if hand is None:
-            hand = self._hands[num_in_flight] = self._deal(num_in_flight)
-        num_without, work, times = num_in_flight - num_with_prompts, hand.work, hand.seconds
-        if load.num_prompt_tokens > 0:
-            work = self._with_chunk(work, self._chunk(hand, num_without, num_with_prompts))
-            times = [stage.seconds(work) for stage in self._stages]
+        times = [stage.seconds(work) for stage in self._stages]
         busy = max(
             num_with_prompts * seconds + num_without * without
-            for seconds, without in zip(times, hand.seconds, strict=True)
+            for seconds, without in zip(times, hand.stage_seconds, strict=True)
         )
         cycle = max(busy, sum(times) + self._overhead_seconds, MIN_CYCLE_SECONDS)
         num_prompt_tokens = work.num_tokens - hand.work.num_tokens
         num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else load.num_decodes
+        spared = limits.memory_shortage * min(self._least_seconds, hand.seconds)
         return CyclePlan(
-            num_in_flight=num_in_flight,
+            num_in_flight=num_without + num_with_prompts,
             num_with_prompts=num_with_prompts,
             target_seconds=max(times),
             target_tokens=work.num_tokens,
             cycle_seconds=cycle,
             rate=num_done / cycle,
-            worth=num_done / cycle ** (1.0 + limits.memory_shortage),
+            worth=num_done / max(MIN_CYCLE_SECONDS, cycle - spared),
             fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE),
         )
+
+    def _hand(self, num_in_flight: int) -> "_Hand":
+        if num_in_flight not in self._hands:
+            self._hands[num_in_flight] = self._deal(num_in_flight)
+        return self._hands[num_in_flight]
 
     def _deal(self, num_in_flight: int) -> "_Hand":
         """The decodes of one of so many microbatches, and the prompt tokens it may have besides."""
         load, limits = self._load, self._limits
         num_decodes = -(-load.num_decodes // num_in_flight)
-        work = _decodes(num_decodes, -(-load.decode_context // num_in_flight))
-        seconds = [stage.seconds(work) for stage in self._stages]
+        work = load.decodes(num_decodes)
+        times = [stage.seconds(work) for stage in self._stages]
+        around = sum(times)
         chunk = math.inf
         if load.num_prompt_tokens > 0:
             left = limits.seconds - self._overhead_seconds
-            chunk = self._chunk_within(self._around, work, sum(seconds), left)
+            chunk = self._chunk_within(self._around, work, around, left)
             if not limits.prompts_hurry:
                 chunk = min(chunk, self._soonest_chunk(work))
-        return _Hand(work, seconds, min(chunk, limits.max_step_tokens - num_decodes))
+        return _Hand(
+            work=work,
+            stage_seconds=times,
+            seconds=max(num_in_flight * max(times), around + self._overhead_seconds),
+            most_prompt_tokens=min(chunk, limits.max_step_tokens - num_decodes),
+        )
 
-    def _chunk(self, hand: "_Hand", num_without: int, num_with_prompts: int) -> int:
-        """The prompt tokens of a microbatch, within the budget of every stage."""
+    def _chunks(self, hand: "_Hand", num_without: int, num_with_prompts: int) -> list[int]:
+        """The prompt tokens that a microbatch may have: all that the budgets of the stages allow.
+
+        Where memory is short also fewer, to where the next row costs more than those before.
+        """
         chunk = hand.most_prompt_tokens
-        for stage, seconds in zip(self._stages, hand.seconds, strict=True):
+        for stage, seconds in zip(self._stages, hand.stage_seconds, strict=True):
             budget = (self._limits.seconds - num_without * seconds) / num_with_prompts
             chunk = min(chunk, self._chunk_within(stage, hand.work, seconds, budget))
-        return max(MIN_CHUNK_TOKENS, int(chunk))
+        most = max(MIN_CHUNK_TOKENS, int(chunk))
+        if self._limits.memory_shortage == 0.0:
+            return [most]
+        knees = (knot - hand.work.num_tokens for knot in KNOTS)
+        return [*(size for size in knees if MIN_CHUNK_TOKENS < size < most), most]
 
     def _chunk_within(
         self, costs: StageCosts, work: StepWork, work_seconds: float, seconds: float
@@ -187,25 +187,16 @@ class CyclePlanner:
         )
 
 
-def _decodes(number: int, context: int) -> StepWork:
-    return StepWork(
-        num_tokens=number,
-        num_decodes=number,
-        decode_context=context,
-        num_sequences=number,
-        num_sampled=number,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Hand:
     """One microbatch's share of the decodes, with each stage's seconds for it.
 
-    So many prompt tokens it may have besides, whatever the others have.
+    A cycle without prompts takes `seconds`. `most_prompt_tokens` it may have, whatever others have.
     """
 
     work: StepWork
-    seconds: Sequence[float]
+    stage_seconds: Sequence[float]
+    seconds: float
     most_prompt_tokens: float
 
 

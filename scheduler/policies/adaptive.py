@@ -9,15 +9,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.cycle_aims import cycle_seconds, load_of, memory_shortage, needed_rate
-from scheduler.cycle_plan import (
-    MIN_CHUNK_TOKENS,
+from scheduler.cycle_aims import (
     CycleLimits,
     CycleLoad,
-    CyclePlan,
-    CyclePlanner,
-    best_plan,
+    cycle_seconds,
+    load_of,
+    memory_shortage,
+    needed_rate,
 )
+from scheduler.cycle_plan import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
 from scheduler.dealing import deal_decodes
 from scheduler.feedback import SentStep, StageRecord, StepWork
 from scheduler.insight import Decisions, SchedulerInsight
@@ -175,7 +175,7 @@ class AdaptivePolicy:
             self._warmup_tokens = min(self._warmup_tokens, float(self._limits.max_step_tokens))
         load = load_of(view)
         has_prompts = load.num_prompt_tokens > 0
-        options, lone_seconds = self._options, self._seconds_around(load.lone_decode)
+        options, lone_seconds = self._options, self._seconds_around(load.decodes(1))
         seconds = cycle_seconds(view, options.tpot_seconds, options.slack, lone_seconds)
         num_kept = self._num_kept[has_prompts]
         kept = (num_kept, min(self._num_with_prompts, num_kept))

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.cycle_aims import MAX_STRETCH, MIN_STRETCH, cycle_seconds, needed_rate
+from scheduler.cycle_aims import (
+    MAX_STRETCH,
+    MIN_STRETCH,
+    cycle_seconds,
+    memory_shortage,
+    needed_rate,
+)
 from scheduler.policy import SchedulerView
 from scheduler.sequence import TrackedSequence
 from tests.scheduler.mesh_model import make_limits, make_request
@@ -70,9 +76,9 @@ def test_target_of_a_client_comes_before_the_common_one() -> None:
     )
 
 
-def test_full_cache_halves_the_cycle() -> None:
-    full = view([decoding(1.0, 11)], num_blocks_free=0)
-    assert cycle_seconds(full, 0.1, slack=0.0) == pytest.approx(0.05)
+@pytest.mark.parametrize(("num_free", "shortage"), [(64, 0.0), (32, 0.0), (16, 0.5), (0, 1.0)])
+def test_memory_is_short_from_a_half_full_cache_on(num_free: int, shortage: float) -> None:
+    assert memory_shortage(view(num_blocks_free=num_free)) == pytest.approx(shortage)
 
 
 def test_needed_rate_is_what_the_tightest_deadline_asks_for() -> None:

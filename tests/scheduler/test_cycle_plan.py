@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.cycle_plan import (
-    MIN_CHUNK_TOKENS,
-    CycleLimits,
-    CycleLoad,
-    CyclePlan,
-    CyclePlanner,
-    best_plan,
-)
+from scheduler.cycle_aims import CycleLimits, CycleLoad
+from scheduler.cycle_plan import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
 from scheduler.stage_costs import StageCosts
 
 STAGE = StageCosts(fixed=0.01, per_token=1e-4)
@@ -85,3 +79,23 @@ def test_longer_line_of_prompts_makes_longer_chunks() -> None:
         CyclePlanner([STAGE] * 4, 0.0, load, NO_LIMIT).plan(4, 4) for load in (few, MIXED)
     )
     assert short.target_tokens < long.target_tokens
+
+
+def test_short_memory_makes_chunks_that_end_where_rows_begin_to_cost() -> None:
+    """Each prompt token should make its cycle longer by the least: chunks up to the knee."""
+    stage = replace(STAGE, prompt=0.005, per_token=1e-6, beyond_512=1e-4)
+    for seconds in (0.2, 0.4, math.inf):
+        easy, short = (
+            CyclePlanner([stage] * 4, 0.0, MIXED, CycleLimits(seconds, 2048, False, shortage))
+            for shortage in (0.0, 1.0)
+        )
+        assert easy.plan(4, 4).target_tokens > 600
+        assert short.plan(4, 4).target_tokens == 512
+
+
+def test_short_memory_does_not_cut_chunks_where_every_row_costs_alike() -> None:
+    """Smaller ones would only add their fixed costs."""
+    for shortage in (0.0, 0.5, 1.0):
+        limits = CycleLimits(0.3, 2048, memory_shortage=shortage)
+        plan = CyclePlanner([replace(STAGE, prompt=0.005)] * 4, 0.0, MIXED, limits).plan(4, 4)
+        assert plan.cycle_seconds == pytest.approx(0.3, rel=0.02)
