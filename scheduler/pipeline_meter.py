@@ -5,9 +5,8 @@ It is told what policies are told, and steers nothing.
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 from scheduler.bubbles import BubbleLedger, IdleGap
 from scheduler.feedback import SentStep, StageRecord, StepWork
@@ -21,9 +20,10 @@ NUM_SEQUENCES = 64
 
 @dataclass(slots=True)
 class _Stay:
-    """What the stages have told of one step so far."""
+    """What the stages have told of one step so far, in seconds by stage."""
 
     compute: dict[int, float]
+    idle: dict[int, float]
     inside_seconds: float = 0.0  # queued or computed
     queue_seconds: float = 0.0
 
@@ -32,9 +32,10 @@ class _Stay:
 class _Trip:
     """One step that is done; `around_seconds` is its way around less what it queued."""
 
-    work: StepWork
-    num_in_flight: int
+    sent: SentStep
+    done_at: float
     compute: tuple[float, ...]
+    idle: tuple[float, ...]
     around_seconds: float
 
 
@@ -46,7 +47,7 @@ class PipelineMeter:
         self._stays: dict[int, _Stay] = {}
         self._exposed_sends: dict[int, float] = {}
         self._slowest_seconds = 0.0
-        self._busy: list[deque[tuple[float, float]]] = []  # compute and idle, by stage
+        self._num_stages = 0  # that have told of any step
         self._trips: deque[_Trip] = deque(maxlen=NUM_STEPS)
         self._tpots: deque[float] = deque(maxlen=NUM_SEQUENCES)
         self._ttfts: deque[tuple[int, float]] = deque(maxlen=NUM_SEQUENCES)
@@ -62,12 +63,10 @@ class PipelineMeter:
     def observe(self, record: StageRecord, sent: SentStep) -> None:
         """One stage's times of one step."""
         timing, stage = record.timing, record.stage
-        while len(self._busy) <= stage:
-            self._busy.append(deque(maxlen=NUM_STEPS))
-        self._busy[stage].append((timing.compute_seconds, timing.idle_seconds))
+        self._num_stages = max(self._num_stages, stage + 1)
         if timing.send is not None:
             self._exposed_sends[stage] = timing.send.seconds - timing.send.hidden_seconds
-        stay = self._stays.setdefault(record.step, _Stay({}))
+        stay = self._stays.setdefault(record.step, _Stay({}, {}))
         gap = IdleGap(
             seconds=timing.idle_seconds,
             upstream_seconds=stay.inside_seconds,
@@ -76,6 +75,7 @@ class PipelineMeter:
         )
         self._bubbles.add(gap, sent)
         stay.compute[stage] = timing.compute_seconds
+        stay.idle[stage] = timing.idle_seconds
         stay.inside_seconds += timing.queue_seconds + timing.compute_seconds
         stay.queue_seconds += timing.queue_seconds
 
@@ -84,11 +84,12 @@ class PipelineMeter:
         stay = self._stays.pop(sent.number, None)
         for number in [number for number in self._stays if number < sent.number]:
             del self._stays[number]
-        if stay is None or len(stay.compute) < len(self._busy) or not sent.work.num_tokens:
+        if stay is None or len(stay.compute) < self._num_stages or not sent.work.num_tokens:
             return  # a stage tells later; there will be other steps
-        compute = tuple(stay.compute.values())
+        compute = tuple(stay.compute[stage] for stage in range(self._num_stages))
+        idle = tuple(stay.idle[stage] for stage in range(self._num_stages))
         around_seconds = now - sent.sent_at - stay.queue_seconds
-        self._trips.append(_Trip(sent.work, sent.num_others + 1, compute, around_seconds))
+        self._trips.append(_Trip(sent, now, compute, idle, around_seconds))
         self._note_least(sent.work, compute, around_seconds)
         self._slowest_seconds += 0.1 * (max(compute) - self._slowest_seconds)
 
@@ -118,33 +119,45 @@ class PipelineMeter:
         """NaN for what was not measured yet; M is the most steps that were in flight."""
         if not self._trips:
             return LimitRatios()
-        busy = max(map(_busy_share, self._busy))
-        slowest = fmean(max(trip.compute) for trip in self._trips)
-        around = fmean(trip.around_seconds for trip in self._trips)
-        num_in_flight = max(trip.num_in_flight for trip in self._trips)
-        with_decodes = [trip.around_seconds for trip in self._trips if trip.work.num_decodes]
+        busy = self._busy_share()
+        with_decodes = [trip.around_seconds for trip in self._trips if trip.sent.work.num_decodes]
         tpot = median(self._tpots) if self._tpots else math.nan
         return LimitRatios(
             throughput=busy,
-            occupancy=busy / min(1.0, num_in_flight * slowest / around),
+            occupancy=max(busy, self._share_of_places()),
             tpot=min(with_decodes) / tpot if with_decodes else math.nan,
             ttft=self._ttft_ratio(),
         )
+
+    def _busy_share(self) -> float:
+        """Of the stage that was busy for most of the time."""
+        shares = []
+        for stage in range(self._num_stages):
+            compute = sum(trip.compute[stage] for trip in self._trips)
+            total = compute + sum(trip.idle[stage] for trip in self._trips)
+            shares.append(compute / total if total else 0.0)
+        return max(shares)
+
+    def _share_of_places(self) -> float:
+        """Of M places in flight, the share in use by steps that moved.
+
+        It is the busy share over M*t_b/Lambda: over W seconds n steps keep the slowest stage busy
+        for n*t_b, and their ways around make n*Lambda of M*W.
+        """
+        first, last = self._trips[0], self._trips[-1]
+        seconds = last.done_at - first.sent.sent_at
+        num_places = max(trip.sent.num_others for trip in self._trips) + 1
+        around = sum(trip.around_seconds for trip in self._trips)
+        return around / (num_places * seconds) if seconds > 0.0 else 0.0
 
     def _ttft_ratio(self) -> float:
         """All stages are taken for the quickest at its best, so that the limit is one."""
         if not self._ttfts or math.isinf(self._least_per_token):
             return math.nan
-        fixed, num_hops = self._least_fixed, len(self._busy) - 1
+        fixed, num_hops = self._least_fixed, self._num_stages - 1
         ratios = []
         for num_tokens, seconds in self._ttfts:
             work = self._least_per_token * num_tokens
             pieces = (math.sqrt(work) + math.sqrt(num_hops * fixed)) ** 2
             ratios.append((max(pieces, fixed) + self._least_links) / seconds if seconds else 1.0)
         return median(ratios)
-
-
-def _busy_share(gaps: Sequence[tuple[float, float]]) -> float:
-    compute = sum(gap[0] for gap in gaps)
-    total = compute + sum(gap[1] for gap in gaps)
-    return compute / total if total else 0.0

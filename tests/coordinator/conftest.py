@@ -1,10 +1,12 @@
-"""A toy model's folder and an own cache for every test."""
+"""A toy model's folder and an own cache for every test, whose schedulers are checked at its end."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.coordinator.toy_model import make_toy_model
+from tests.integrity import checked_schedulers
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +20,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where canary references are kept during one test."""
     monkeypatch.setenv("STAGEMESH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def integrity() -> Iterator[None]:
+    """Whatever happened to a scheduler, it has lost nothing."""
+    with checked_schedulers():
+        yield

@@ -78,3 +78,11 @@ def test_status_shows_plan_and_load(pair: Mesh) -> None:
         assert title in shown.stdout
     as_json = run_command("status", "--json", "--target", pair.target)
     assert '"ready": true' in as_json.stdout
+
+
+def test_status_of_the_scheduler_shows_what_it_steers_by_and_its_limits(pair: Mesh) -> None:
+    assert run_command("infer", "hi", "--max-tokens", "8", "--target", pair.target).returncode == 0
+    shown = run_command("status", "--scheduler", "--target", pair.target)
+    assert shown.returncode == 0
+    for part in ("adaptive", "microbatches in flight", "predictions", "Costs in us", "starved"):
+        assert part in shown.stdout

@@ -45,7 +45,7 @@ def test_decodes_over_microbatches_come_out_even(
 
 
 def test_decodes_while_sequences_come_and_go_never_exceed_their_share() -> None:
-    """vllm#41682, #15330, #57433: all decodes pile up in one batch, the other slots run empty."""
+    """Case 1 (vllm#41682, #15330, #57433): all decodes in one batch, the other slots run empty."""
     mesh = mesh_with_decodes(32, num_steps_in_flight=4)
     most = 0
     for turn in range(60):

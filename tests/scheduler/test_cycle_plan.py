@@ -50,7 +50,7 @@ def test_slow_link_with_prompts_raises_the_steps_in_flight() -> None:
 
 
 def test_slow_link_with_few_decodes_is_not_split() -> None:
-    """vllm#55145: splitting into microbatches loses on slow links."""
+    """Case 2 (vllm#55145): splitting into microbatches loses on slow links."""
     few = replace(DECODES, num_decodes=4, decode_context=400)
     assert settle([STAGE] * 2, 0.5, few).num_in_flight == 1
 

@@ -16,10 +16,11 @@ def feed(
 ) -> None:
     """Steps through two stages of 10 and 5 ms, 40 ms around, the first stage idle before each."""
     for number in range(num_steps):
-        sent = SentStep(number, DECODES, sent_at=0.0, num_others=num_others, is_full=is_full)
+        sent_at = number * (0.01 + idle)
+        sent = SentStep(number, DECODES, sent_at, num_others=num_others, is_full=is_full)
         meter.observe(StageRecord(number, 0, StageTiming(0.0, 0.0, 0.01, idle)), sent)
         meter.observe(StageRecord(number, 1, StageTiming(0.0, 0.0, 0.005, 0.005 + idle)), sent)
-        meter.complete(sent, now=0.04)
+        meter.complete(sent, now=sent_at + 0.04)
 
 
 def test_meter_without_steps_knows_no_ratio() -> None:
@@ -37,10 +38,11 @@ def test_meter_busy_share_of_the_slowest_stage_is_the_throughput_ratio() -> None
 def test_meter_few_steps_in_flight_lower_the_limit_and_not_the_occupancy() -> None:
     """Two steps of 10 ms on a way of 40 ms keep a stage busy half of the time at most."""
     two, four = PipelineMeter(), PipelineMeter()
-    feed(two, 20, idle=0.01)
-    feed(four, 20, idle=0.01, num_others=3)
-    assert two.ratios.occupancy == pytest.approx(1.0)
-    assert four.ratios.occupancy == pytest.approx(0.5)
+    feed(two, 100, idle=0.01)
+    feed(four, 100, idle=0.01, num_others=3)
+    assert two.ratios.occupancy == pytest.approx(1.0, rel=0.02)
+    assert two.ratios.occupancy <= 1.0
+    assert four.ratios.occupancy == pytest.approx(0.5, rel=0.02)
 
 
 def test_meter_idle_time_goes_to_its_causes_and_none_is_lost() -> None:

@@ -88,7 +88,10 @@ def test_tokens_do_not_depend_on_the_policy(
 
 @pytest.mark.parametrize("name", [name for name in POLICY_NAMES if name != "vllm"])
 def test_decodes_under_policies_that_spread_them_never_exceed_nine_of_32(name: PolicyName) -> None:
-    """vllm#41682, #15330, #57433: all decodes pile up in one batch, the other slots run empty."""
+    """Case 1 (vllm#41682, #15330, #57433): all decodes in one batch, the other slots run empty.
+
+    `vllm` stands for what was reported there, and does.
+    """
     limits = make_limits(
         num_blocks=400, max_sequences=40, max_step_tokens=200, num_steps_in_flight=4
     )

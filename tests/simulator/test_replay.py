@@ -27,7 +27,7 @@ def check_ratios(scenario: Scenario, name: PolicyName, trace: tuple[TraceRequest
     for ratio in (ratios.throughput, ratios.occupancy, ratios.tpot, ratios.ttft):
         assert 0.0 < ratio <= 1.0 + 1e-9, ratios
     latest = result.insight.ratios  # as they are reported live, of the latest steps only
-    for ratio in (latest.throughput, latest.tpot, latest.ttft):
+    for ratio in (latest.throughput, latest.occupancy, latest.tpot, latest.ttft):
         assert math.isnan(ratio) or 0.0 < ratio <= 1.0 + 1e-9, latest
 
 
@@ -123,7 +123,7 @@ def test_adaptive_when_a_stage_slows_down_knows_within_twenty_cycles() -> None:
 
 
 def test_adaptive_with_few_decodes_over_a_slow_link_does_not_split() -> None:
-    """vllm#55145: splitting into microbatches loses on slow links."""
+    """Case 2 (vllm#55145): splitting into microbatches loses on slow links."""
     link = LinkSpec(latency_seconds=0.4)
     limits = replace(STEADY.limits, guessed_costs=(guess_costs("cuda", 0, 2, 0),) * 2)
     pipeline = replace(STEADY.pipeline, link=link, shares=(0.5, 0.5))
@@ -138,7 +138,7 @@ def test_adaptive_with_few_decodes_over_a_slow_link_does_not_split() -> None:
 
 
 def test_decodes_of_32_over_four_stages_never_pile_up() -> None:
-    """vllm#41682, #15330, #57433: all decodes pile up in one batch, the other slots run empty."""
+    """Case 1 (vllm#41682, #15330, #57433): all decodes in one batch, the other slots run empty."""
     four = replace(STEADY, limits=replace(STEADY.limits, num_steps_in_flight=4))
     trace = tuple(TraceRequest(0.0, 64, 200) for _ in range(32))
     result = replay(four, trace, contender("adaptive", four), seed=0)

@@ -1,0 +1,26 @@
+"""Checks every scheduler of a test when the test ends, whatever the test looked at itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from scheduler import Policy, Scheduler, SchedulerLimits
+
+
+@contextmanager
+def checked_schedulers() -> Iterator[None]:
+    """At the end, asserts the invariants of all schedulers that were made meanwhile.
+
+    None of their blocks and slots is lost, taken twice or held by nobody.
+    """
+    made: list[Scheduler] = []
+    make = Scheduler.__init__
+
+    def note(scheduler: Scheduler, limits: SchedulerLimits, policy: Policy) -> None:
+        make(scheduler, limits, policy)
+        made.append(scheduler)
+
+    with mock.patch.object(Scheduler, "__init__", note):
+        yield
+    for scheduler in made:
+        scheduler.check_integrity()
