@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +95,9 @@ def simulate(
     policies: Sequence[PolicyName] = POLICY_NAMES if policy == "all" else (policy,)
     for name in policies:
         its = contender(name, setting, step_tokens)
+        started = time.perf_counter()
         result = replay(setting, load, its, seed)
+        comparison.seconds[name] = time.perf_counter() - started
         comparison.summaries[name] = summary_of(setting, result, its)
         comparison.insights[name] = result.insight
         if find_goodput:

@@ -39,6 +39,7 @@ def test_simulate_as_json_has_figures_insight_and_goodput(
     assert adaptive["summary"]["num_requests"] == 30
     assert len(adaptive["insight"]["stages"]) == 3
     assert adaptive["goodput"] > 0.0
+    assert adaptive["replay_seconds"] > 0.0
 
 
 def test_simulate_with_a_plot_writes_one_picture_per_policy(tmp_path: Path) -> None:
