@@ -223,11 +223,12 @@ class TooManyRanksError(BadRequestError):
     code = "too_many_ranks"
     template = (
         "{tp_size} ranks a stage for {num_kv_heads} key/value heads ({num_heads} query heads): "
-        "each rank needs one; use at most {num_kv_heads} ranks"
+        "each rank needs one; use at most {max_tp_size} ranks"
     )
     tp_size: int
     num_heads: int
     num_kv_heads: int
+    max_tp_size: int
 
 
 @dataclass(eq=False, kw_only=True)

@@ -32,11 +32,19 @@ def shifted(interval: range, offset: int) -> range:
     return range(interval.start + offset, interval.stop + offset)
 
 
+def max_tp_size(config: ModelConfig) -> int:
+    """One rank for each key/value head; a single one is copied to ranks that share its queries."""
+    return config.num_heads if config.num_kv_heads == 1 else config.num_kv_heads
+
+
 def check_tp_size(config: ModelConfig, tp_size: int) -> None:
-    """Raises `TooManyRanksError` where a rank would have no key/value head."""
-    if tp_size > config.num_kv_heads:
+    """Raises `TooManyRanksError` where a rank would have no heads."""
+    if tp_size > max_tp_size(config):
         raise TooManyRanksError(
-            tp_size=tp_size, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
+            tp_size=tp_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            max_tp_size=max_tp_size(config),
         )
 
 
@@ -44,7 +52,8 @@ def check_tp_size(config: ModelConfig, tp_size: int) -> None:
 class RankShares:
     """What one rank of `size` has of every layer: intervals of counts of the whole model.
 
-    Attention is cut between key/value heads, each with the query heads that read it (`heads`).
+    Attention is cut between key/value heads, each with the query heads that read it (`heads`). If
+    there is only one (multi-query attention), all ranks have it and share the query heads out.
     `hidden` is what the rank takes from the stage before and gives to the next one; inside a stage
     hidden states are whole on every rank. `experts` is empty for a model without any.
     """
@@ -60,15 +69,18 @@ class RankShares:
 
     @classmethod
     def of(cls, config: ModelConfig, rank: int = 0, size: int = 1) -> "RankShares":
-        """Raises `TooManyRanksError` where a rank would have no key/value head."""
+        """Raises `TooManyRanksError` where a rank would have no heads."""
         check_tp_size(config, size)
-        kv_heads = share(config.num_kv_heads, rank, size)
-        group = config.num_heads // config.num_kv_heads
+        if config.num_kv_heads == 1:
+            kv_heads, heads = range(1), share(config.num_heads, rank, size)
+        else:
+            kv_heads = share(config.num_kv_heads, rank, size)
+            heads = scaled(kv_heads, config.num_heads // config.num_kv_heads)
         num_experts = config.experts.num_experts if config.experts is not None else 0
         return cls(
             rank,
             size,
-            heads=range(kv_heads.start * group, kv_heads.stop * group),
+            heads=heads,
             kv_heads=kv_heads,
             intermediate=share(config.intermediate_size, rank, size),
             experts=share(num_experts, rank, size),

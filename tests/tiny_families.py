@@ -65,6 +65,7 @@ TINY_FAMILIES = {
         },
     ),
     "olmo2": TinyFamily("Olmo2ForCausalLM"),
+    "olmo2_multi_query": TinyFamily("Olmo2ForCausalLM", {"num_key_value_heads": 1}),
     "phi3": TinyFamily("Phi3ForCausalLM", {"sliding_window": WINDOW}),
     "phi3_short": TinyFamily(
         "Phi3ForCausalLM",
@@ -84,6 +85,10 @@ TINY_FAMILIES = {
             "attn_logit_softcapping": 5.0,
             "final_logit_softcapping": 8.0,
         },
+    ),
+    "gemma3_multi_query": TinyFamily(
+        "Gemma3ForCausalLM",
+        {"num_key_value_heads": 1, "sliding_window": WINDOW, "sliding_window_pattern": 2},
     ),
     "gemma3": TinyFamily(
         "Gemma3ForCausalLM",

@@ -78,7 +78,9 @@ class AllHeadsNorms:
     ) -> None:
         self._weights = weights
         self._sizes = (len(shares.heads), len(shares.kv_heads))
-        num_heads = torch.tensor([config.num_heads, config.num_kv_heads])
+        # A single key/value head is on all ranks, and is counted by each.
+        num_kv_heads = shares.size if config.num_kv_heads == 1 else config.num_kv_heads
+        num_heads = torch.tensor([config.num_heads, num_kv_heads])
         self._num_elements_2 = (num_heads * config.head_dim).to(weights[0].device)
         self._eps = config.rms_norm_eps
 

@@ -46,6 +46,18 @@ def test_rank_shares_of_more_ranks_than_heads_are_refused_with_the_numbers(
     )
 
 
+def test_rank_shares_of_a_single_key_value_head_copy_it_and_cut_its_queries(
+    config: ModelConfig,
+) -> None:
+    """Gemma 3 1B has 4 query heads and 1 key/value head."""
+    multi_query = replace(config, num_heads=4, num_kv_heads=1)
+    shares = [RankShares.of(multi_query, rank, 3) for rank in range(3)]
+    assert [each.heads for each in shares] == [range(2), range(2, 3), range(3, 4)]
+    assert [each.kv_heads for each in shares] == [range(1)] * 3
+    with pytest.raises(TooManyRanksError, match=r"5 ranks .* 1 key/value .*; use at most 4 ranks"):
+        RankShares.of(multi_query, 0, 5)
+
+
 def test_rank_shares_of_one_rank_are_the_whole_model(config: ModelConfig) -> None:
     shares = RankShares.of(config)
     assert shares.heads == range(9)
