@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from coordinator.assignment import Assignment, LoadReport
+from coordinator.membership import Member
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import served_len
 from coordinator.stages import EpochPlace, EpochPlan, StageLink
@@ -21,6 +22,38 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # The ranks of one stage, by rank; a replica is a tuple of them, by stage.
 Ranks = tuple[StageLink, ...]
+
+
+_BACKEND_DEVICES = {"nccl": "cuda", "gloo": "cpu", "shm": "cpu"}
+
+
+def check_devices(
+    backend: str, assignments: Sequence[Assignment], members: Sequence[Member]
+) -> None:
+    """Raises `WorkerRefusedError` where the ranks of a stage could not exchange what they compute.
+
+    Each worker would find that out by itself, but only once its weights are loaded.
+    """
+    rank_0_kinds = {
+        part.stage: member.identity.device_kind
+        for part, member in zip(assignments, members, strict=True)
+        if part.rank == 0
+    }
+    for part, member in zip(assignments, members, strict=True):
+        kind = member.identity.device_kind
+        needed = _BACKEND_DEVICES.get(backend, rank_0_kinds[part.stage])
+        # Others than these, as those of paced workers, exchange nothing.
+        if part.tp_size == 1 or kind == needed or kind not in _BACKEND_DEVICES.values():
+            continue
+        ranks = f"the ranks of stage {part.stage}"
+        if backend in _BACKEND_DEVICES:
+            problem = f"--backend {backend} needs {needed} devices for {ranks}"
+            remedy = f"leave --backend at auto, or give the stage workers on {needed}"
+        else:
+            problem = f"{ranks} need devices of one kind, rank 0 has {needed}"
+            remedy = "give the stage workers of one kind"
+        reason = f"{problem}, and this worker's is {kind}; {remedy}"
+        raise WorkerRefusedError(worker=member.name, reason=reason)
 
 
 async def load_parts(

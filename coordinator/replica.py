@@ -17,7 +17,14 @@ from coordinator.commons import Commons
 from coordinator.engine import Engine
 from coordinator.epoch import open_streams
 from coordinator.epoch_end import culprits, end_of
-from coordinator.formation import Ranks, by_stage, load_parts, make_limits, open_epoch
+from coordinator.formation import (
+    Ranks,
+    by_stage,
+    check_devices,
+    load_parts,
+    make_limits,
+    open_epoch,
+)
 from coordinator.membership import Member
 from coordinator.patience import LASTING, Patience
 from coordinator.phases import NEXT_PHASES, Phase
@@ -120,6 +127,7 @@ class Replica:
     async def _run_epoch(self, members: tuple[Member, ...]) -> None:
         """Never returns: one try from loading to serving, over when anything in it fails."""
         options = self._plan.options
+        check_devices(options.backend, self.assignments, members)
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
             for member in members:
                 tasks.create_task(member.watch())

@@ -1,8 +1,12 @@
 """What an epoch's limits are made of."""
 
+import pytest
+
 from coordinator.assignment import Assignment, LoadReport
-from coordinator.formation import make_limits
+from coordinator.formation import check_devices, make_limits
+from coordinator.membership import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
+from runtime.errors import WorkerRefusedError
 from scheduler import guess_costs
 
 
@@ -39,3 +43,53 @@ def test_limits_take_the_smallest_rank_and_guess_each_stage_by_its_device() -> N
         guess_costs("cuda", 40 * 10**9, bytes_per_weight=2, num_layers=4),
         guess_costs("cpu", 30 * 10**9, bytes_per_weight=2, num_layers=4),
     )
+
+
+def make_members(*kinds: str) -> list[Member]:
+    """One for each rank of two stages of two."""
+    return [
+        Member(WorkerIdentity(1, "b", f"w{index}", "n", f"host:{index}", kind, "", 0, 0))
+        for index, kind in enumerate(kinds)
+    ]
+
+
+PARTS = [make_assignment(stage, rank) for stage in (0, 1) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kinds", "told"),
+    [
+        (
+            "nccl",
+            ("cuda", "cuda", "cpu", "cpu"),
+            "worker host:2 refused: --backend nccl needs cuda devices for the ranks of stage 1, "
+            "and this worker's is cpu; leave --backend at auto, or give the stage workers on cuda",
+        ),
+        ("shm", ("cuda", "cuda", "cpu", "cpu"), "--backend shm needs cpu devices"),
+        ("gloo", ("cpu", "cuda", "cpu", "cpu"), "worker host:1 refused: --backend gloo needs cpu"),
+        (
+            "auto",
+            ("cuda", "cpu", "cpu", "cpu"),
+            "the ranks of stage 0 need devices of one kind, rank 0 has cuda, and this worker's",
+        ),
+    ],
+)
+def test_check_devices_that_a_backend_does_not_serve_names_both(
+    backend: str, kinds: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(WorkerRefusedError) as caught:
+        check_devices(backend, PARTS, make_members(*kinds))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kinds"),
+    [
+        ("auto", ("cuda", "cuda", "cpu", "cpu")),
+        ("nccl", ("cuda", "cuda", "cuda", "cuda")),
+        ("gloo", ("cpu", "cpu", "cpu", "cpu")),
+        ("auto", ("paced", "paced", "paced", "paced")),
+    ],
+)
+def test_check_devices_that_fit_raises_nothing(backend: str, kinds: tuple[str, ...]) -> None:
+    check_devices(backend, PARTS, make_members(*kinds))
