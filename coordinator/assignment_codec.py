@@ -16,6 +16,11 @@ BACKENDS: Final = {
     "gloo": stage_pb2.COLLECTIVE_BACKEND_GLOO,
     "nccl": stage_pb2.COLLECTIVE_BACKEND_NCCL,
 }
+OVERLAPS: Final = {
+    "auto": stage_pb2.OVERLAP_AUTO,
+    "on": stage_pb2.OVERLAP_ON,
+    "off": stage_pb2.OVERLAP_OFF,
+}
 
 
 def assignment_to_proto(assignment: Assignment) -> stage_pb2.Assignment:

@@ -32,8 +32,9 @@ class CoordinatorOptions:
     backend: str = "auto"
     # The longest wait of a rank for the others in one exchange.
     collective_timeout_seconds: float = 30.0
-    # Off: every stage receives, computes and sends one after the other.
-    is_overlapped: bool = True
+    # What a stage does at the same time. `off`: it receives, computes and sends in turns; `on`: its
+    # ranks compute every step in two slices, too, and `auto` where that pays.
+    overlap: str = "auto"
     dtype: str = AUTO_DTYPE
     block_size: int = 16
     max_model_len: int | None = None
@@ -114,7 +115,7 @@ class CoordinatorOptions:
         Otherwise at least two, one computing and one received behind it, and so many that how many
         are under way is the policy's choice alone.
         """
-        return max(2, self.steps_in_flight) if self.is_overlapped else 1
+        return max(2, self.steps_in_flight) if self.overlap != "off" else 1
 
     @property
     def policy_options(self) -> PolicyOptions:

@@ -194,7 +194,7 @@ class Replica:
             window=options.window,
             backend=options.backend,
             collective_timeout_seconds=options.collective_timeout_seconds,
-            is_sequential=not options.is_overlapped,
+            overlap=options.overlap,
         )
         await open_epoch(stages, plan)
         async with open_streams(

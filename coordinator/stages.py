@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from coordinator.assignment import Assignment, LoadReport
-from coordinator.assignment_codec import BACKENDS, assignment_to_proto
+from coordinator.assignment_codec import BACKENDS, OVERLAPS, assignment_to_proto
 from coordinator.canary import CanaryReference
 from coordinator.membership import Member
 from protos import stage_pb2, stage_pb2_grpc
@@ -64,7 +64,7 @@ class EpochPlan:
     window: int
     backend: str
     collective_timeout_seconds: float
-    is_sequential: bool
+    overlap: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class StageLink:
             num_senders=place.num_senders,
             backend=BACKENDS[plan.backend],
             collective_timeout_seconds=plan.collective_timeout_seconds,
-            is_sequential=plan.is_sequential,
+            overlap=OVERLAPS[plan.overlap],
         )
         try:
             await self._stub.OpenEpoch(request, timeout=self._call_seconds)

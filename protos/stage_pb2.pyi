@@ -14,6 +14,13 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_BFLOAT16: _ClassVar[DType]
     DTYPE_FLOAT16: _ClassVar[DType]
 
+class Overlap(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OVERLAP_UNSPECIFIED: _ClassVar[Overlap]
+    OVERLAP_AUTO: _ClassVar[Overlap]
+    OVERLAP_ON: _ClassVar[Overlap]
+    OVERLAP_OFF: _ClassVar[Overlap]
+
 class CollectiveBackend(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     COLLECTIVE_BACKEND_UNSPECIFIED: _ClassVar[CollectiveBackend]
@@ -33,6 +40,10 @@ DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_BFLOAT16: DType
 DTYPE_FLOAT16: DType
+OVERLAP_UNSPECIFIED: Overlap
+OVERLAP_AUTO: Overlap
+OVERLAP_ON: Overlap
+OVERLAP_OFF: Overlap
 COLLECTIVE_BACKEND_UNSPECIFIED: CollectiveBackend
 COLLECTIVE_BACKEND_AUTO: CollectiveBackend
 COLLECTIVE_BACKEND_SHM: CollectiveBackend
@@ -147,7 +158,7 @@ class Peer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class OpenEpochRequest(_message.Message):
-    __slots__ = ("epoch", "replica", "stage", "rank", "num_kv_blocks", "max_sequences", "max_step_tokens", "window", "next", "num_senders", "backend", "collective_timeout_seconds", "is_sequential")
+    __slots__ = ("epoch", "replica", "stage", "rank", "num_kv_blocks", "max_sequences", "max_step_tokens", "window", "next", "num_senders", "backend", "collective_timeout_seconds", "overlap")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -160,7 +171,7 @@ class OpenEpochRequest(_message.Message):
     NUM_SENDERS_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    IS_SEQUENTIAL_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
     epoch: EpochId
     replica: int
     stage: int
@@ -173,8 +184,8 @@ class OpenEpochRequest(_message.Message):
     num_senders: int
     backend: CollectiveBackend
     collective_timeout_seconds: float
-    is_sequential: bool
-    def __init__(self, epoch: _Optional[_Union[EpochId, _Mapping]] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., rank: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., window: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., num_senders: _Optional[int] = ..., backend: _Optional[_Union[CollectiveBackend, str]] = ..., collective_timeout_seconds: _Optional[float] = ..., is_sequential: _Optional[bool] = ...) -> None: ...
+    overlap: Overlap
+    def __init__(self, epoch: _Optional[_Union[EpochId, _Mapping]] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., rank: _Optional[int] = ..., num_kv_blocks: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., window: _Optional[int] = ..., next: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., num_senders: _Optional[int] = ..., backend: _Optional[_Union[CollectiveBackend, str]] = ..., collective_timeout_seconds: _Optional[float] = ..., overlap: _Optional[_Union[Overlap, str]] = ...) -> None: ...
 
 class OpenEpochResponse(_message.Message):
     __slots__ = ()

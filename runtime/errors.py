@@ -679,16 +679,19 @@ class HeaderMismatchError(BrokenRuleError):
 
 
 @dataclass(eq=False, kw_only=True)
-class SharedMemoryError(UnavailableError):
+class SharedMemoryError(StagemeshError):
     """Raised when a rank cannot map the memory that it shares with the others of its stage."""
 
     code = "shared_memory"
+    grpc_status = "RESOURCE_EXHAUSTED"
     template = (
         "{num_bytes:,} bytes at {path}, which the ranks of a stage share, cannot be had: "
-        "{problem}; make room there (in a container: docker's --shm-size)"
+        "{problem}, {available_bytes:,} bytes are free; make room there (in a container: docker's "
+        "--shm-size)"
     )
     path: str
     num_bytes: int
+    available_bytes: int
     problem: str
 
 

@@ -18,6 +18,7 @@ from stage_worker.collectives.group import SOLO
 from stage_worker.kv_cache import LayerCache
 from stage_worker.model.decoder import Decoder
 from stage_worker.model.paged_attention import AttentionPlan
+from stage_worker.model.slices import SlicePlan
 from stage_worker.model.varlen_attention import VarlenBatch
 from stage_worker.step_plan import StepPlan
 
@@ -64,7 +65,8 @@ class DecodeGraphs:
     def covers(self, plan: StepPlan) -> bool:
         """The step has decodes only, and not more than the largest graph."""
         buckets = self._shape.buckets
-        return bool(buckets) and plan.is_decode_only and len(plan.positions_T) <= buckets[-1]
+        num_tokens = sum(len(part.positions_T) for part in plan.slices)
+        return bool(buckets) and plan.is_decode_only and num_tokens <= buckets[-1]
 
     def run(self, hidden_TH: Tensor, plan: StepPlan) -> Tensor:
         """What `Decoder.forward` gives for a step that is covered, [T, H]."""
@@ -94,13 +96,8 @@ class DecodeGraphs:
 
     def _forward(self, bucket: int) -> Tensor:
         inputs = self._inputs
-        return self._decoder.forward(
-            inputs.hidden_BH[:bucket],
-            inputs.positions_B[:bucket],
-            inputs.plans(bucket),
-            self._caches,
-            SOLO,
-        )
+        part = SlicePlan(slice(0, bucket), inputs.positions_B[:bucket], inputs.plans(bucket))
+        return self._decoder.forward(inputs.hidden_BH[:bucket], (part,), self._caches, SOLO)
 
 
 class _Inputs:
@@ -120,11 +117,12 @@ class _Inputs:
     def fill(self, hidden_TH: Tensor, plan: StepPlan, bucket: int) -> None:
         """The step's inputs, and scratch behind them up to the bucket."""
         num_tokens, scratch = len(hidden_TH), self._shape.scratch_block
-        attention = next(iter(plan.attention.values()))
+        (part,) = plan.slices
+        attention = next(iter(part.attention.values()))
         batch = attention.varlen
         assert batch is not None
         self.hidden_BH[:num_tokens] = hidden_TH
-        self.positions_B[:num_tokens] = plan.positions_T
+        self.positions_B[:num_tokens] = part.positions_T
         self._rows_B[:num_tokens] = attention.cache_rows_T
         self._contexts_B[:num_tokens] = batch.contexts_A
         self._tables_BP[:num_tokens, : batch.tables_AP.shape[1]] = batch.tables_AP

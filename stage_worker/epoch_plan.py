@@ -24,6 +24,12 @@ _BACKENDS = {
     stage_pb2.COLLECTIVE_BACKEND_GLOO: "gloo",
     stage_pb2.COLLECTIVE_BACKEND_NCCL: "nccl",
 }
+_OVERLAPS = {
+    stage_pb2.OVERLAP_UNSPECIFIED: "auto",
+    stage_pb2.OVERLAP_AUTO: "auto",
+    stage_pb2.OVERLAP_ON: "on",
+    stage_pb2.OVERLAP_OFF: "off",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ def check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> Non
     for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
         if getattr(request, name) < 1:
             raise InvalidRequestError(field=name, problem="must be at least 1")
-    min_window = 1 if request.is_sequential else _MIN_WINDOW
+    min_window = 1 if request.overlap == stage_pb2.OVERLAP_OFF else _MIN_WINDOW
     if not min_window <= request.window <= _MAX_WINDOW:
         problem = f"must be between {min_window} and {_MAX_WINDOW}"
         raise InvalidRequestError(field="window", problem=problem)
@@ -89,7 +95,8 @@ def make_epoch_plan(
         )
         for rank, part in joined(own, hidden_size, len(request.next)).items()
     )
-    return EpochPlan(receive, links, request.rank, request.is_sequential)
+    is_sequential = request.overlap == stage_pb2.OVERLAP_OFF
+    return EpochPlan(receive, links, request.rank, is_sequential)
 
 
 def make_group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> GroupSpec:
@@ -102,6 +109,7 @@ def make_group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> 
         backend=_BACKENDS[request.backend],
         timeout_seconds=request.collective_timeout_seconds,
         device=spec.device,
+        overlap=_OVERLAPS[request.overlap],
     )
 
 
@@ -119,7 +127,9 @@ def _check_peers(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> Non
     if request.num_senders > most:
         problem = f"is {request.num_senders}, at most {most} can send here"
         raise InvalidRequestError(field="num_senders", problem=problem)
-    if request.backend not in _BACKENDS:
-        raise InvalidRequestError(field="backend", problem=f"{request.backend} is not known")
+    for name, known in (("backend", _BACKENDS), ("overlap", _OVERLAPS)):
+        if getattr(request, name) not in known:
+            problem = f"{getattr(request, name)} is not known"
+            raise InvalidRequestError(field=name, problem=problem)
     if spec.tp_size > 1 and not request.collective_timeout_seconds > 0:
         raise InvalidRequestError(field="collective_timeout_seconds", problem="must be above 0")

@@ -139,7 +139,9 @@ class Stage:
             self.device,
             has_soft_cap=self.config.attention_soft_cap is not None,
         )
-        self._planner = StepPlanner(self._slots, shape, self._windows, self.device, kernel)
+        self._planner = StepPlanner(
+            self._slots, shape, self._windows, self.device, kernel, group.min_split_tokens
+        )
         # One block more than the coordinator knows of, for rows that pad a graph.
         uses_graphs = kernel is AttentionKernel.PAGED and self._can_capture
         self._cache = KVCache(
@@ -176,9 +178,7 @@ class Stage:
         if self._graphs is not None and self._graphs.covers(plan):
             hidden_TH = self._graphs.run(hidden_TH, plan)
         else:
-            hidden_TH = self._decoder.forward(
-                hidden_TH, plan.positions_T, plan.attention, self._cache.layers, group
-            )
+            hidden_TH = self._decoder.forward(hidden_TH, plan.slices, self._cache.layers, group)
         head = self._head
         if head is None:
             interval = self._shares.hidden

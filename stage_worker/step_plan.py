@@ -8,7 +8,7 @@ S tokens of context, t tokens of one chunk.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -19,43 +19,23 @@ from torch import Tensor
 from runtime.step import SequenceChunk, Step
 from stage_worker.kv_cache import Blocks, BlockShape
 from stage_worker.model.paged_attention import AttentionPlan, DecodeBatch, PrefillChunk
+from stage_worker.model.slices import SlicePlan
 from stage_worker.model.varlen_attention import AttentionKernel, VarlenBatch
 from stage_worker.slot_table import SlotTable
+from stage_worker.spans import Slice, Span, cut_slices, step_spans
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`attention` has a plan for each of the layers' windows, None being all of the context.
+    """The slices make the step up, in order: one, or two that are computed in turns.
 
     `sampled_rows` are the last rows of the chunks in `sampled_chunks`, in their order.
     """
 
-    positions_T: Tensor
-    attention: Mapping[int | None, AttentionPlan]
+    slices: tuple[SlicePlan, ...]
     sampled_rows: Tensor
     sampled_chunks: tuple[SequenceChunk, ...]
     is_decode_only: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A chunk's rows in the step, and its context: everything held with these rows included.
-
-    Of the sequence's blocks the first `num_skipped` are left out of that, because no row sees them.
-    A row sees at most `window` tokens, itself the last.
-    """
-
-    slot: int
-    row: int
-    num_tokens: int
-    num_context: int
-    num_skipped: int = 0
-    window: int | None = None
-
-    @property
-    def num_hidden(self) -> int:
-        """Tokens at the context's beginning that the last row does not see."""
-        return 0 if self.window is None else max(0, self.num_context - self.window)
 
 
 class StepPlanner:
@@ -68,30 +48,40 @@ class StepPlanner:
         windows: Collection[int | None],
         device: torch.device,
         kernel: AttentionKernel = AttentionKernel.SDPA,
+        min_split_tokens: int | None = None,
     ) -> None:
+        """Steps of `min_split_tokens` or more are cut in two slices, None being none."""
         self._slots = slots
         self._shape = shape
         self._windows = windows
         self._device = device
         self._kernel = kernel
+        self._min_split_tokens = min_split_tokens
 
     def plan(self, step: Step) -> StepPlan:
         """The plan of a step that `SlotTable.apply` has taken over and that has tokens."""
-        spans = _spans(step)
+        spans = step_spans(step)
         positions_T, cache_rows_T = self._places(step.chunks)
-        cache_rows_T = cache_rows_T.to(self._device)
         sampled = [
             (chunk, span) for chunk, span in zip(step.chunks, spans, strict=True) if chunk.sample
         ]
         last_rows = [span.row + span.num_tokens - 1 for _, span in sampled]
         return StepPlan(
-            positions_T=positions_T.to(self._device),
-            attention={
-                window: self._attention(spans, window, cache_rows_T) for window in self._windows
-            },
+            slices=tuple(
+                self._slice(part, positions_T, cache_rows_T)
+                for part in cut_slices(spans, self._min_split_tokens)
+            ),
             sampled_rows=torch.tensor(last_rows, dtype=torch.int64, device=self._device),
             sampled_chunks=tuple(chunk for chunk, _ in sampled),
             is_decode_only=all(span.num_tokens == 1 for span in spans),
+        )
+
+    def _slice(self, part: Slice, positions_T: Tensor, cache_rows_T: Tensor) -> SlicePlan:
+        rows_T = cache_rows_T[part.rows].to(self._device)
+        return SlicePlan(
+            part.rows,
+            positions_T[part.rows].to(self._device),
+            {window: self._attention(part.spans, window, rows_T) for window in self._windows},
         )
 
     def _places(self, chunks: tuple[SequenceChunk, ...]) -> tuple[Tensor, Tensor]:
@@ -107,7 +97,7 @@ class StepPlanner:
         blocks_T = self._slots.tables_BP[slots_T, positions_T // size]
         return positions_T, blocks_T * size + positions_T % size
 
-    def _windowed(self, spans: tuple[_Span, ...], window: int | None) -> tuple[_Span, ...]:
+    def _windowed(self, spans: tuple[Span, ...], window: int | None) -> tuple[Span, ...]:
         if window is None or all(span.num_context <= window for span in spans):
             return spans
         windowed = []
@@ -121,7 +111,7 @@ class StepPlanner:
         return tuple(windowed)
 
     def _attention(
-        self, spans: tuple[_Span, ...], window: int | None, cache_rows_T: Tensor
+        self, spans: tuple[Span, ...], window: int | None, cache_rows_T: Tensor
     ) -> AttentionPlan:
         if self._kernel is not AttentionKernel.SDPA:
             return AttentionPlan(cache_rows_T, varlen=self._varlen_batch(spans, window))
@@ -129,7 +119,7 @@ class StepPlanner:
         prefills = tuple(self._prefill(span) for span in spans if span.num_tokens > 1)
         return AttentionPlan(cache_rows_T, self._decode_batches(spans), prefills)
 
-    def _varlen_batch(self, spans: tuple[_Span, ...], window: int | None) -> VarlenBatch:
+    def _varlen_batch(self, spans: tuple[Span, ...], window: int | None) -> VarlenBatch:
         counts_A = torch.tensor([span.num_tokens for span in spans])
         contexts_A = torch.tensor([span.num_context for span in spans])
         slots_A = torch.tensor([span.slot for span in spans])
@@ -157,13 +147,13 @@ class StepPlanner:
     def _int32(self, values: Tensor) -> Tensor:
         return values.to(self._device, torch.int32, non_blocking=True)
 
-    def _decode_batches(self, spans: tuple[_Span, ...]) -> tuple[DecodeBatch, ...]:
+    def _decode_batches(self, spans: tuple[Span, ...]) -> tuple[DecodeBatch, ...]:
         """Longest first; a batch ends where padding would double it or its blocks fill the cache.
 
         The cache meant is the processor's: blocks are gathered only so many at a time.
         """
         decodes = sorted((s for s in spans if s.num_tokens == 1), key=lambda s: -s.num_context)
-        batches: list[list[_Span]] = []
+        batches: list[list[Span]] = []
         for span in decodes:
             if batches:
                 num_blocks = self._shape.num_blocks(batches[-1][0].num_context)
@@ -174,7 +164,7 @@ class StepPlanner:
             batches.append([span])
         return tuple(self._decode_batch(batch) for batch in batches)
 
-    def _decode_batch(self, spans: list[_Span]) -> DecodeBatch:
+    def _decode_batch(self, spans: list[Span]) -> DecodeBatch:
         rows_B = torch.tensor([span.row for span in spans], device=self._device)
         if len(spans) == 1 and not spans[0].num_hidden:
             blocks, num_context = self._blocks(spans[0]), spans[0].num_context
@@ -195,7 +185,7 @@ class StepPlanner:
             mask_B11S=mask_BS[:, None, None].to(self._device),
         )
 
-    def _tables(self, spans: list[_Span], num_blocks: int) -> Tensor:
+    def _tables(self, spans: list[Span], num_blocks: int) -> Tensor:
         """Their blocks, [B, P], each row padded with any ids."""
         slots_B = torch.tensor([span.slot for span in spans])
         if spans[0].window is None:
@@ -205,7 +195,7 @@ class StepPlanner:
         places_BP.clamp_(max=self._slots.tables_BP.shape[1] - 1)
         return self._slots.tables_BP[slots_B[:, None], places_BP]
 
-    def _prefill(self, span: _Span) -> PrefillChunk:
+    def _prefill(self, span: Span) -> PrefillChunk:
         mask_tS = None
         if span.num_context > span.num_tokens or span.num_hidden:
             size = (span.num_tokens, span.num_context)
@@ -217,7 +207,7 @@ class StepPlanner:
         rows = slice(span.row, span.row + span.num_tokens)
         return PrefillChunk(rows, self._blocks(span), span.num_context, mask_tS)
 
-    def _blocks(self, span: _Span) -> Blocks:
+    def _blocks(self, span: Span) -> Blocks:
         num_blocks = span.num_skipped + self._shape.num_blocks(span.num_context)
         ids = self._slots[span.slot].block_ids[span.num_skipped : num_blocks]
         if all(after == before + 1 for before, after in pairwise(ids)):
@@ -228,13 +218,3 @@ class StepPlanner:
 def _bounds(counts_A: Tensor) -> Tensor:
     """Where each begins and the last ends, [A + 1]."""
     return F.pad(counts_A.cumsum(0), (1, 0))
-
-
-def _spans(step: Step) -> tuple[_Span, ...]:
-    spans = []
-    row = 0
-    for chunk in step.chunks:
-        num_tokens = len(chunk.token_ids)
-        spans.append(_Span(chunk.slot, row, num_tokens, chunk.position + num_tokens))
-        row += num_tokens
-    return tuple(spans)

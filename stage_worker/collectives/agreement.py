@@ -8,7 +8,8 @@ import hashlib
 
 from runtime.errors import HeaderMismatchError, StagemeshError
 from runtime.step import Step
-from stage_worker.collectives.shared_block import Record, SharedBlock
+from stage_worker.collectives.record import Record
+from stage_worker.collectives.shared_block import SharedBlock
 
 _DIGEST_BYTES = 16
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from runtime.errors import InvalidRequestError
 from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.collectives.overlap import min_split_tokens
 from stage_worker.collectives.shared_block import SharedBlock
 from stage_worker.collectives.shared_memory import SharedMemoryGroup
 from stage_worker.collectives.torch_group import TorchGroup
@@ -23,7 +24,8 @@ class GroupSpec:
     """`name` is the same on all ranks of a stage and on no other, and new in every epoch.
 
     `backend` is one of `BACKENDS`; "auto" is nccl for CUDA devices and shm for CPUs.
-    `timeout_seconds` is the longest wait for another rank.
+    `timeout_seconds` is the longest wait for another rank. `overlap` says which steps are computed
+    in two slices (`overlap.py`).
     """
 
     name: str
@@ -32,6 +34,7 @@ class GroupSpec:
     backend: str = "auto"
     timeout_seconds: float = 30.0
     device: str = "cpu"
+    overlap: str = "auto"
 
 
 def open_group(spec: GroupSpec) -> RankGroup:
@@ -45,9 +48,10 @@ def open_group(spec: GroupSpec) -> RankGroup:
     if spec.size == 1:
         return SOLO
     block = SharedBlock(spec.name, spec.rank, spec.size, spec.timeout_seconds)
+    min_tokens = min_split_tokens(spec.overlap, backend)
     if backend == "shm":
-        return SharedMemoryGroup(block)
-    return TorchGroup(block, backend, spec.timeout_seconds)
+        return SharedMemoryGroup(block, min_tokens)
+    return TorchGroup(block, backend, spec.timeout_seconds, min_tokens)
 
 
 def check_backend(backend: str, device: str) -> str:

@@ -1,74 +1,34 @@
-"""The memory that a stage's ranks share: counters to wait on, records, and a buffer for each rank.
+"""The memory that a stage's ranks share: counters to wait on, records, and buffers for tensors.
 
-Every rank writes its own part only, so nothing is locked. A part has two places, used in turn: who
-writes its n-th piece has seen all others' piece n - 1, hence they are done with its piece n - 2.
+Every rank writes its own part only, so nothing is locked. What ranks show each other is in one of
+two places, used in turn: who writes its n-th record has seen all others' record n - 1, hence they
+are done with its record n - 2. `track.py` does the same with tensors.
 
-The block is a file that all ranks map, made by whoever comes first. It is unlinked once all have
-come or one has ended, so that ranks which are killed leave nothing behind.
+The memory is a file that all ranks map (`shared_file.py`), unlinked once all have come or one has
+ended.
 """
 
-import hashlib
 import mmap
 import os
-import struct
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import (
-    CollectiveTimeoutError,
-    EpochEndedError,
-    SharedMemoryError,
-    StagemeshError,
-)
+from runtime.errors import CollectiveTimeoutError, EpochEndedError, StagemeshError
+from stage_worker.collectives.record import RECORD_BYTES, Record
+from stage_worker.collectives.shared_file import block_path, map_file
 
 PIECE_BYTES = 2**20
+NUM_TRACKS = 2
+"""As many sums as a rank has begun and not finished at most."""
 
 _LINE_BYTES = 64
-_RECORD = struct.Struct("<Q16s64s936s")
 _YIELD_SECONDS = 0.001
 _SHORT_SLEEP_SECONDS, _LONG_SLEEP_SECONDS = 0.00005, 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What one rank says: about a step (its number and digest), or, with a `code`, why it ends."""
-
-    step: int
-    digest: bytes
-    code: str = ""
-    detail: str = ""
-
-    @classmethod
-    def of_error(cls, error: StagemeshError) -> "Record":
-        """The record that `end` turns into an error again."""
-        end = EpochEndedError.by(error)
-        return cls(0, b"", end.cause, end.detail)
-
-    def pack(self) -> bytes:
-        """Texts that are too long are cut."""
-        return _RECORD.pack(
-            self.step, self.digest, self.code.encode()[:64], self.detail.encode()[:936]
-        )
-
-    @classmethod
-    def unpack(cls, data: bytes) -> "Record":
-        """What `pack` has packed."""
-        step, digest, code, detail = _RECORD.unpack(data)
-        code, detail = (text.rstrip(b"\0").decode(errors="ignore") for text in (code, detail))
-        return cls(step, digest, code, detail)
-
-    def end(self, rank: int) -> EpochEndedError:
-        """What the other ranks raise when `rank` says this."""
-        return EpochEndedError(cause=self.code, detail=f"rank {rank}: {self.detail}")
 
 
 class SharedBlock:
@@ -82,23 +42,27 @@ class SharedBlock:
         self.rank = rank
         self.size = size
         self.path = block_path(name)
+        self.waited_seconds = 0.0
         self._timeout_seconds = timeout_seconds
-        self._memory = _map(self.path, size)
-        counters = np.frombuffer(self._memory, np.uint64, count=3 * size * _LINE_BYTES // 8)
-        columns = counters.reshape(3, size, -1)[:, :, 0]
-        self._agreed, self._written, self._ended = columns
+        self._memory = map_file(self.path, _num_bytes(size))
+        num_counters = 2 + NUM_TRACKS
+        counters = np.frombuffer(
+            self._memory, np.uint64, count=num_counters * size * _LINE_BYTES // 8
+        )
+        # Each in a cache line of its own.
+        columns = counters.reshape(num_counters, size, -1)[:, :, 0]
+        self._agreed, self._ended = columns[:2]
+        self._posted: tuple[NDArray[np.uint64], ...] = tuple(columns[2:])
         self._records_begin = counters.nbytes
-        self._buffers = self._map_buffers()
-        self._num_agreed = self._num_written = 0
+        self._num_agreed = 0
         self._ending = threading.Lock()
         self._fence = threading.Lock()
+        self._is_linked = True
 
     def exchange_records(self, record: Record) -> list[Record]:
         """Shows `record` to all ranks and returns theirs, by rank."""
         self.show_record(record)
-        self._wait(self._agreed, self._num_agreed, f"the agreement on step {record.step}")
-        if self._num_agreed == 1:
-            self.path.unlink(missing_ok=True)
+        self.wait(self._agreed, self._num_agreed, f"the agreement on step {record.step}")
         place = self._num_agreed % 2
         return [self._read_record(rank, place) for rank in range(self.size)]
 
@@ -106,19 +70,18 @@ class SharedBlock:
         """Shows `record` without waiting for the others."""
         self._num_agreed += 1
         self._write_record(record, self._num_agreed % 2)
-        self._publish(self._agreed, self._num_agreed)
+        self.publish(self._agreed, self._num_agreed)
 
-    def exchange(self, piece: Tensor, what: str) -> Sequence[Tensor]:
-        """Shows at most `PIECE_BYTES` to all ranks and returns views of their buffers, by rank.
+    def posted(self, track: int) -> NDArray[np.uint64]:
+        """How many pieces each rank has posted on a track, [ranks]."""
+        return self._posted[track]
 
-        `piece` is flat; the views have its dtype and are valid until the next exchange.
-        """
-        self._num_written += 1
-        views = [buffer.view(piece.dtype) for buffer in self._buffers[self._num_written % 2]]
-        views[self.rank][: piece.numel()].copy_(piece)
-        self._publish(self._written, self._num_written)
-        self._wait(self._written, self._num_written, what)
-        return views
+    def buffers(self, track: int) -> list[list[Tensor]]:
+        """A track's buffers of `PIECE_BYTES`, by place, then by rank."""
+        begin = _buffers_begin(self.size)
+        bytes_ = torch.frombuffer(self._memory, dtype=torch.uint8, offset=begin)
+        rows = bytes_.view(NUM_TRACKS, 2, self.size, PIECE_BYTES)[track]
+        return [[rows[place, rank] for rank in range(self.size)] for place in range(2)]
 
     def check(self) -> None:
         """Raises `EpochEndedError` if a rank has ended."""
@@ -131,8 +94,14 @@ class SharedBlock:
         with self._ending:
             if not self._ended[self.rank]:
                 self._write_record(Record.of_error(error), 2)
-                self._publish(self._ended, 1)
-                self.path.unlink(missing_ok=True)
+                self.publish(self._ended, 1)
+                self.unlink()
+
+    def unlink(self) -> None:
+        """Takes the file's name away: all ranks have it, or none needs it any more."""
+        if self._is_linked:
+            self._is_linked = False
+            self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Ends this rank; the memory goes with the last reference, for a thread may still look."""
@@ -144,16 +113,19 @@ class SharedBlock:
             rank=self.rank, missing=missing, what=what, seconds=self._timeout_seconds
         )
 
-    def _wait(self, counters: NDArray[np.uint64], count: int, what: str) -> None:
+    def wait(self, counters: NDArray[np.uint64], count: int, what: str) -> None:
+        """Returns once all ranks' counters are at `count`; the time counts as waited."""
         pause = Pause()
         while (counters < count).any():
             self.check()
             if pause.seconds > self._timeout_seconds:
                 raise self.timeout(f"rank {(counters < count).argmax()}", what)
             pause.wait()
+        self.waited_seconds += pause.seconds
         self._order()
 
-    def _publish(self, counters: NDArray[np.uint64], count: int) -> None:
+    def publish(self, counters: NDArray[np.uint64], count: int) -> None:
+        """Lets the other ranks see `count`, and with it all that was written before."""
         self._order()
         counters[self.rank] = count
 
@@ -169,7 +141,7 @@ class SharedBlock:
             pass
 
     def _record_offset(self, rank: int, place: int) -> int:
-        return self._records_begin + (3 * rank + place) * _RECORD.size
+        return self._records_begin + (3 * rank + place) * RECORD_BYTES
 
     def _write_record(self, record: Record, place: int) -> None:
         offset = self._record_offset(self.rank, place)
@@ -178,14 +150,7 @@ class SharedBlock:
 
     def _read_record(self, rank: int, place: int) -> Record:
         offset = self._record_offset(rank, place)
-        return Record.unpack(self._memory[offset : offset + _RECORD.size])
-
-    def _map_buffers(self) -> list[list[Tensor]]:
-        """By place, then by rank."""
-        begin = _buffers_begin(self.size)
-        buffers = torch.frombuffer(self._memory, dtype=torch.uint8, offset=begin)
-        rows = buffers.view(2, self.size, PIECE_BYTES)
-        return [[rows[place, rank] for rank in range(self.size)] for place in range(2)]
+        return Record.unpack(self._memory[offset : offset + RECORD_BYTES])
 
 
 class Pause:
@@ -208,34 +173,10 @@ class Pause:
             time.sleep(min(_LONG_SLEEP_SECONDS, max(_SHORT_SLEEP_SECONDS, waited / 20)))
 
 
-def block_path(name: str) -> Path:
-    """Where the ranks of the group `name` meet: in memory, where the system has a place for that.
-
-    Any text is a name; only its digest is in the path.
-    """
-    folder = Path("/dev/shm")
-    if not folder.is_dir():
-        folder = Path(tempfile.gettempdir())
-    return folder / f"stagemesh-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
-
-
 def _buffers_begin(size: int) -> int:
-    used = 3 * size * (_LINE_BYTES + _RECORD.size)
+    used = size * ((2 + NUM_TRACKS) * _LINE_BYTES + 3 * RECORD_BYTES)
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _map(path: Path, size: int) -> mmap.mmap:
-    """Takes the memory now: where it is short, a later write would end the process."""
-    num_bytes = _buffers_begin(size) + 2 * size * PIECE_BYTES
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        file = os.open(path, flags, mode=0o600)
-        try:
-            os.posix_fallocate(file, 0, num_bytes)
-            return mmap.mmap(file, num_bytes)
-        finally:
-            os.close(file)
-    except OSError as exc:
-        path.unlink(missing_ok=True)
-        problem = exc.strerror or str(exc)
-        raise SharedMemoryError(path=str(path), num_bytes=num_bytes, problem=problem) from exc
+def _num_bytes(size: int) -> int:
+    return _buffers_begin(size) + NUM_TRACKS * 2 * size * PIECE_BYTES

@@ -8,7 +8,10 @@ Shapes: T rows, W one rank's columns, A the columns of all ranks.
 """
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,10 @@ from torch import Tensor
 from runtime.errors import EpochEndedError, StagemeshError
 from runtime.step import Step
 from stage_worker.collectives.agreement import agree
+from stage_worker.collectives.group import PendingSum
 from stage_worker.collectives.shared_block import Pause, SharedBlock
+from stage_worker.collectives.shared_file import store_path
+from stage_worker.collectives.track import Track
 
 # The stubs do not know all of it.
 _dist: Any = torch.distributed
@@ -31,34 +37,50 @@ class TorchGroup:
     """See `RankGroup`. Parts of different widths are padded to the widest, as both backends need.
 
     gloo's work is watched while it runs, so that an abort or a timeout ends the wait. NCCL's runs
-    in the order of the device's stream and is not waited for; NCCL itself ends the process of a
-    rank that is stuck for longer than the timeout.
+    on a stream of its own, which the device's stream waits for and the host does not; NCCL itself
+    ends the process of a rank that is stuck for longer than the timeout.
     """
 
-    def __init__(self, block: SharedBlock, backend: str, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        block: SharedBlock,
+        backend: str,
+        timeout_seconds: float,
+        min_split_tokens: int | None = None,
+    ) -> None:
         self.rank = block.rank
         self.size = block.size
+        self.min_split_tokens = min_split_tokens
         self._block = block
         self._backend = backend
         self._timeout = timedelta(seconds=timeout_seconds)
         self._connection: Any = None
+
+    @property
+    def waited_seconds(self) -> float:
+        """For agreements and, with gloo, for what the ranks exchange."""
+        return self._block.waited_seconds
 
     def agree(self, step: Step, refusal: StagemeshError | None) -> None:
         """Connects the ranks after the first agreement."""
         agree(self._block, step, refusal)
         if self._connection is None:
             self._connection = self._connect()
+            self._block.unlink()
+
+    def begin_all_reduce_(self, x: Tensor) -> PendingSum:
+        """Both backends add each element up in one place and send it to all."""
+        return _Sum(self, self._connection.allreduce([x]), x)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """Both backends add each element up in one place and send it to all."""
-        self._finish(self._connection.allreduce([x]), "an all-reduce")
-        return x
+        """Begun and finished."""
+        return self.begin_all_reduce_(x).finish()
 
     def all_gather(self, x_TW: Tensor, widths: Sequence[int]) -> Tensor:
         """Padded to the widest share on the way."""
         padded = _padded(x_TW, widths)
         parts = [torch.empty_like(padded) for _ in widths]
-        self._finish(self._connection.allgather([parts], [padded]), "an all-gather")
+        self.finish(self._connection.allgather([parts], [padded]), "an all-gather")
         return _joined(parts, widths)
 
     def gather(self, x_TW: Tensor, widths: Sequence[int]) -> Tensor | None:
@@ -68,8 +90,17 @@ class TorchGroup:
         outputs = [parts] if self.rank == 0 else []
         options = _dist.GatherOptions()
         options.rootRank = 0
-        self._finish(self._connection.gather(outputs, [padded], options), "a gather")
+        self.finish(self._connection.gather(outputs, [padded], options), "a gather")
         return _joined(parts, widths) if self.rank == 0 else None
+
+    def finish(self, work: Any, what: str) -> None:
+        """Waits for what was begun: on the host for gloo, on the device for NCCL."""
+        try:
+            if self._backend == "gloo":
+                self._watch(work.is_completed, what)
+            work.wait()
+        except RuntimeError as exc:
+            raise self._failed(what, exc) from exc
 
     def abort(self, end: StagemeshError) -> None:
         """NCCL is told too: a GPU may be waiting."""
@@ -78,25 +109,42 @@ class TorchGroup:
             self._connection.abort()
 
     def close(self) -> None:
-        """Closes the connection, at which gloo ends what the other ranks wait for."""
+        """Closes the connection, at which gloo ends what the other ranks wait for.
+
+        gloo first finishes what was begun, for as long as the collective timeout where another rank
+        has stopped. Nobody else has to wait for that.
+        """
         self._block.close()
-        self._connection = None
+        if self._connection is not None:
+            connections, self._connection = [self._connection], None
+            threading.Thread(target=connections.clear, name="close-group", daemon=True).start()
 
     def _connect(self) -> Any:
-        """Blocks until all ranks have connected, within the timeout."""
-        path = Path(f"{self._block.path}.store")
-        store = _dist.FileStore(str(path), self.size)
+        """Returns when all ranks have connected."""
+        path = store_path(self._block.path)
+        made: Future[Any] = Future()
+        # Nothing else ends the wait for a rank that is gone before it has connected.
+        threading.Thread(target=self._make, args=(path, made), daemon=True).start()
         try:
-            connection = self._make(store)
+            self._watch(made.done, "connecting")
+            connection = made.result()
             # Only now has everybody read the file.
-            self._block.exchange(torch.zeros(1), "connecting")
+            track = Track(self._block, 0)
+            track.post(torch.zeros(1))
+            track.collect("connecting")
         except RuntimeError as exc:
             raise self._failed("connecting", exc) from exc
         finally:
             path.unlink(missing_ok=True)
         return connection
 
-    def _make(self, store: Any) -> Any:
+    def _make(self, path: Path, made: Future[Any]) -> None:
+        try:
+            made.set_result(self._make_connection(_dist.FileStore(str(path), self.size)))
+        except RuntimeError as exc:
+            made.set_exception(exc)
+
+    def _make_connection(self, store: Any) -> Any:
         if self._backend == "nccl":
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             options: Any = _dist.ProcessGroupNCCL.Options()
@@ -107,21 +155,14 @@ class TorchGroup:
         options._devices = [_dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         return _dist.ProcessGroupGloo(store, self.rank, self.size, options)
 
-    def _finish(self, work: Any, what: str) -> None:
-        try:
-            if self._backend == "gloo":
-                self._watch(work, what)
-            work.wait()
-        except RuntimeError as exc:
-            raise self._failed(what, exc) from exc
-
-    def _watch(self, work: Any, what: str) -> None:
+    def _watch(self, is_done: Callable[[], bool], what: str) -> None:
         pause = Pause()
-        while not work.is_completed():
+        while not is_done():
             self._block.check()
             if pause.seconds > self._timeout.total_seconds():
                 raise self._block.timeout("the other ranks", what)
             pause.wait()
+        self._block.waited_seconds += pause.seconds
 
     def _failed(self, what: str, exc: RuntimeError) -> EpochEndedError:
         """What a rank that ended says, before what the backend makes of it."""
@@ -131,6 +172,20 @@ class TorchGroup:
             return end
         lines = str(exc).splitlines() or [""]
         return EpochEndedError(cause="collective", detail=f"{what} failed: {lines[0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """An all-reduce under way; `work` keeps its tensors until it is finished."""
+
+    group: TorchGroup
+    work: Any
+    x: Tensor
+
+    def finish(self) -> Tensor:
+        """Waits for it."""
+        self.group.finish(self.work, "an all-reduce")
+        return self.x
 
 
 def _padded(x_TW: Tensor, widths: Sequence[int]) -> Tensor:

@@ -1,15 +1,16 @@
 """A contiguous part of a decoder: which layers it has, and with them embedding or head.
 
-Free of slots, steps and streams: it is given positions, an attention plan and a cache. Start here
-to read the model.
+Free of slots, steps and streams: it is given positions, attention plans and a cache. Start here to
+read the model.
 
 A rank holds its shares of every layer. Every collective stands where it happens, on the group that
 is passed in: here, in `layers.py`, `vocabulary.py` and `norm.py`.
 
-Shapes: T tokens, H hidden size, W this rank's interval of it, V vocabulary, B rows to sample from.
+Shapes: T tokens of the step or of a slice of it, H hidden size, W this rank's interval of it,
+V vocabulary, B rows to sample from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,8 +22,8 @@ from runtime.shares import RankShares, share_widths
 from stage_worker.collectives.group import RankGroup
 from stage_worker.kv_cache import LayerCache
 from stage_worker.model.layers import DecoderLayer
-from stage_worker.model.paged_attention import AttentionPlan
 from stage_worker.model.rope import RotaryEmbedding
+from stage_worker.model.slices import SlicePlan, take_turns
 from stage_worker.model.vocabulary import Embedding, Head
 from stage_worker.weights import WeightReader
 
@@ -110,15 +111,26 @@ class Decoder:
     def forward(
         self,
         hidden_TH: Tensor,
-        positions_T: Tensor,
-        plans: Mapping[int | None, AttentionPlan],
+        slices: Sequence[SlicePlan],
         caches: Sequence[LayerCache],
         group: RankGroup,
     ) -> Tensor:
-        """The output of this part's last layer, [T, H]; `plans` has one for each window."""
-        rotations = [rope.rotation(positions_T) if rope else None for rope in self._ropes]
+        """The output of this part's last layer, [T, H]; `slices` make up its rows, in order.
+
+        Slices take turns: while the sum of one is under way, the other computes.
+        """
+        return take_turns(
+            [self._through_layers(hidden_TH[part.rows], part, caches, group) for part in slices]
+        )
+
+    def _through_layers(
+        self, hidden_TH: Tensor, part: SlicePlan, caches: Sequence[LayerCache], group: RankGroup
+    ) -> Generator[None, None, Tensor]:
+        """Yields while a sum over the ranks is under way; returns what comes out, [T, H]."""
+        rotations = [rope.rotation(part.positions_T) if rope else None for rope in self._ropes]
         for layer, (rope, window), cache in zip(self._layers, self._kinds, caches, strict=True):
-            hidden_TH = layer(hidden_TH, rotations[rope], plans[window], cache, group)
+            plan = part.attention[window]
+            hidden_TH = yield from layer.compute(hidden_TH, rotations[rope], plan, cache, group)
         return hidden_TH
 
     def logits(self, hidden_BH: Tensor, group: RankGroup) -> Tensor | None:

@@ -5,6 +5,7 @@ Hidden states are whole on every rank; each half's summands are added up over th
 Shapes: T tokens, H hidden size.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -75,25 +76,30 @@ class DecoderLayer:
             config.residual_scale,
         )
 
-    def __call__(
+    def compute(
         self,
         hidden_TH: Tensor,
         rotation: Rotation | None,
         plan: AttentionPlan,
         cache: LayerCache,
         group: RankGroup,
-    ) -> Tensor:
-        """The layer's output, [T, H]; its input is left as it was."""
+    ) -> Generator[None, None, Tensor]:
+        """Returns the layer's output, [T, H]; its input is left as it was.
+
+        It yields while a sum over the ranks is under way, when other rows may be computed.
+        """
         norms = self._norms
         attended_TH = self._attention(
             _normed(norms.before_attention, hidden_TH), rotation, plan, cache, group
         )
-        attended_TH = group.all_reduce_(attended_TH)
-        attended_TH = _normed(norms.after_attention, attended_TH)
+        attention_sum = group.begin_all_reduce_(attended_TH)
+        yield
+        attended_TH = _normed(norms.after_attention, attention_sum.finish())
         hidden_TH = _added(hidden_TH, attended_TH, self._residual_scale)
         fed_TH = self._feed_forward(_normed(norms.before_feed_forward, hidden_TH))
-        fed_TH = group.all_reduce_(fed_TH)
-        fed_TH = _normed(norms.after_feed_forward, fed_TH)
+        feed_forward_sum = group.begin_all_reduce_(fed_TH)
+        yield
+        fed_TH = _normed(norms.after_feed_forward, feed_forward_sum.finish())
         return _added(hidden_TH, fed_TH, self._residual_scale)
 
 

@@ -62,7 +62,7 @@ def coordinator_options(
         tp=plan.tp,
         backend=plan.backend,
         collective_timeout_seconds=plan.collective_timeout,
-        is_overlapped=plan.overlap == "on",
+        overlap=plan.overlap,
         dtype=plan.dtype,
         block_size=batching.block_size,
         max_model_len=plan.max_model_len,

@@ -67,8 +67,8 @@ class PlanOptions:
     collective_timeout: Wait = 30.0
     """Seconds that a rank waits for the others of its stage."""
 
-    overlap: Literal["on", "off"] = "on"
-    """Receive, compute and send at the same time; off: one after the other, to compare."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Receive, compute, send and, with ranks, add up at once; auto: if it pays; off: in turns."""
 
     dp: Replicas = 1
     """Replicas, at most 64: whole pipelines that share the requests."""

@@ -21,7 +21,7 @@ PLAN = EpochPlan(
     window=2,
     backend="auto",
     collective_timeout_seconds=30.0,
-    is_sequential=False,
+    overlap="auto",
 )
 
 

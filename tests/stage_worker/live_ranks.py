@@ -42,7 +42,10 @@ async def load_ranks(stages: Stages, folder: Path, layer_counts: Sequence[int]) 
 
 
 async def open_ranks(
-    stages: Stages, counter: int = 1, collective_timeout_seconds: float = 20.0
+    stages: Stages,
+    counter: int = 1,
+    collective_timeout_seconds: float = 20.0,
+    overlap: stage_pb2.Overlap = stage_pb2.OVERLAP_AUTO,
 ) -> stage_pb2.EpochId:
     """Opens one epoch on all ranks, the last stage first, as the coordinator does."""
     for stage in reversed(range(len(stages))):
@@ -54,6 +57,9 @@ async def open_ranks(
             next_addresses=[each.address for each in following],
         )
         request.collective_timeout_seconds = collective_timeout_seconds
+        request.overlap = overlap
+        if overlap == stage_pb2.OVERLAP_OFF:
+            request.window = 1
         await open_stage(stages[stage], request)
     return request.epoch
 

@@ -80,6 +80,7 @@ def load_ranked(
     layer_counts: Sequence[int],
     max_model_len: int = 4096,
     tp_sizes: Sequence[int] | None = None,
+    overlap: str = "auto",
 ) -> list[RankedStage]:
     """One stage per count, of as many ranks as `tp_sizes` says, or of one."""
     first_layers = accumulate(layer_counts, initial=0)
@@ -91,9 +92,8 @@ def load_ranked(
             make_spec(count, first, sum(layer_counts), max_model_len, rank, size)
             for rank in range(size)
         ]
-        stages.append(
-            RankedStage([Stage.load(checkpoint, spec, lambda done, total: None) for spec in specs])
-        )
+        ranks = [Stage.load(checkpoint, spec, lambda done, total: None) for spec in specs]
+        stages.append(RankedStage(ranks, overlap))
     return stages
 
 

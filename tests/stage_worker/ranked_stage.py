@@ -17,10 +17,14 @@ _T = TypeVar("_T")
 
 
 class RankedStage:
-    """Looks like a `Stage` that takes and gives whole hidden states; `close` ends an epoch."""
+    """Looks like a `Stage` that takes and gives whole hidden states; `close` ends an epoch.
 
-    def __init__(self, ranks: Sequence[Stage]) -> None:
+    `overlap` is as in `GroupSpec`.
+    """
+
+    def __init__(self, ranks: Sequence[Stage], overlap: str = "auto") -> None:
         self.ranks = tuple(ranks)
+        self.overlap = overlap
         self.spec = ranks[0].spec
         self._groups = open_groups(0)
         self._pool = ThreadPoolExecutor(1)
@@ -28,7 +32,7 @@ class RankedStage:
     def open_epoch(self, num_blocks: int, max_sequences: int) -> None:
         self.close()
         self._pool = ThreadPoolExecutor(len(self.ranks))
-        self._groups = open_groups(len(self.ranks))
+        self._groups = open_groups(len(self.ranks), overlap=self.overlap)
         for rank, group in zip(self.ranks, self._groups, strict=True):
             rank.open_epoch(num_blocks, max_sequences, group)
 

@@ -57,6 +57,23 @@ def test_family_mixed_batch_in_any_split_and_chunk_size_matches_transformers(
     pipeline.close()
 
 
+@pytest.mark.parametrize("chunk_size", [1, 7, WHOLE])
+@pytest.mark.parametrize("name", TINY_FAMILIES)
+def test_family_in_slices_that_take_turns_matches_transformers(
+    name: str, chunk_size: int, make_model: MakeModel
+) -> None:
+    """Steps of decodes, chunks and both are cut in two, between sequences and inside them."""
+    model, family = make_model(name), TINY_FAMILIES[name]
+    requests = [
+        Request(make_prompt(length, seed), num_tokens=4, sampling=EVERYTHING, start=2 * seed)
+        for seed, length in enumerate(family.prompt_lengths)
+    ]
+    stages = load_ranked(model.folder, (1, 3), family.max_model_len, (2, 2), overlap="on")
+    pipeline = LocalPipeline(stages)
+    assert_all_match(model, requests, pipeline, repeat(chunk_size))
+    pipeline.close()
+
+
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3"])
 def test_family_prompt_far_past_the_window_matches_transformers(
     name: str, make_model: MakeModel

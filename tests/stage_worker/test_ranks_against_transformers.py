@@ -64,8 +64,9 @@ def test_ranks_with_any_shares_match_transformers(
     pipeline.close()
 
 
+@pytest.mark.parametrize("overlap", ["auto", "on"])
 def test_ranks_long_prompt_in_pieces_through_the_buffer_matches_transformers(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+    overlap: str, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model("nine_of_three")
     monkeypatch.setattr("stage_worker.collectives.shared_memory.PIECE_BYTES", 4096)
@@ -73,7 +74,8 @@ def test_ranks_long_prompt_in_pieces_through_the_buffer_matches_transformers(
     requests = [
         Request(make_prompt(900, seed), num_tokens=3, sampling=EVERYTHING) for seed in range(3)
     ]
-    pipeline = LocalPipeline(load_ranked(model.folder, (2, 2), tp_sizes=(2, 3)))
+    stages = load_ranked(model.folder, (2, 2), tp_sizes=(2, 3), overlap=overlap)
+    pipeline = LocalPipeline(stages)
     assert_all_match(model, requests, pipeline, repeat(200))
     pipeline.close()
 

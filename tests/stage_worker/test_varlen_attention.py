@@ -15,7 +15,7 @@ from stage_worker import stage as stage_module
 from stage_worker.decode_graphs import DecodeGraphs
 from stage_worker.kv_cache import BlockShape
 from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages
+from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_ranked, load_stages
 from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
 from tests.stage_worker.varlen_reference import EagerGraph, varlen_attn
 from tests.tiny_models import TinyModel, make_tiny_llama
@@ -51,6 +51,16 @@ def test_varlen_mixed_batch_matches_transformers(
     monkeypatch.setattr(DecodeGraphs, "covers", lambda self, plan: False)
     pipeline = LocalPipeline(load_stages(model.folder, (1, model.num_layers - 1)))
     assert_all_match(model, requests(), pipeline, repeat(chunk_size))
+    pipeline.close()
+
+
+def test_varlen_in_slices_of_two_ranks_matches_transformers(
+    monkeypatch: pytest.MonkeyPatch, model: TinyModel
+) -> None:
+    use(monkeypatch, AttentionKernel.PAGED)
+    stages = load_ranked(model.folder, (1, model.num_layers - 1), tp_sizes=(2, 2), overlap="on")
+    pipeline = LocalPipeline(stages)
+    assert_all_match(model, requests(), pipeline, repeat(WHOLE))
     pipeline.close()
 
 

@@ -1,12 +1,17 @@
-"""One rank of two as a process: `rank_process.py FOLDER NAME RANK SCENARIO`, over gloo.
+"""One rank of two as a process: `rank_process.py FOLDER NAME RANK SCENARIO OVERLAP`, over gloo.
 
 Prints one JSON object: what it computed, or the error that ended it.
 """
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,10 +19,14 @@ from runtime.checkpoint import Checkpoint
 from runtime.errors import EpochEndedError, StagemeshError
 from runtime.shares import share_widths
 from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from stage_worker.collectives.agreement import agree
 from stage_worker.collectives.group import RankGroup
 from stage_worker.collectives.opening import GroupSpec, open_group
+from stage_worker.collectives.torch_group import TorchGroup
 from stage_worker.stage import Stage
 from tests.stage_worker.local_pipeline import make_spec
+
+TIMEOUT_SECONDS = 30.0
 
 
 def run_model(group: RankGroup, folder: Path) -> object:
@@ -50,6 +59,58 @@ def run_collectives(group: RankGroup) -> object:
     return [total.tolist(), gathered.tolist(), rooted if rooted is None else rooted.tolist()]
 
 
+def run_sums_at_once(group: RankGroup) -> object:
+    """Two sums under way, and a third collective beside one of them."""
+    group.agree(Step(0), None)
+    first = group.begin_all_reduce_(torch.full((3,), float(group.rank + 1)))
+    second = group.begin_all_reduce_(torch.full((2, 2), 10.0 * (group.rank + 1)))
+    totals = [first.finish().tolist()]
+    totals.append(group.all_reduce_(torch.ones(1)).tolist())
+    return [*totals, second.finish().tolist()]
+
+
+def connect_to_one_that_is_gone(group: RankGroup) -> object:
+    """Rank 1 is killed after the agreement, before it has connected; rank 0 is told while it waits.
+
+    Returns how long rank 0 then waits.
+    """
+    assert isinstance(group, TorchGroup)
+    if group.rank == 1:
+        agree(group._block, Step(0), None)
+        os._exit(1)
+    connecting, told_at = threading.Event(), []
+    make = group._make
+
+    def make_and_say_so(path: Path, made: Future[Any]) -> None:
+        connecting.set()
+        make(path, made)
+
+    def tell() -> None:
+        connecting.wait()
+        told_at.append(time.monotonic())
+        group.abort(EpochEndedError(cause="sender_gone", detail="a stream broke"))
+
+    group._make = make_and_say_so  # type: ignore[method-assign]
+    threading.Thread(target=tell).start()
+    try:
+        group.agree(Step(0), None)
+    except EpochEndedError as error:
+        return [error.cause, time.monotonic() - told_at[0]]
+    return None
+
+
+def close_beside_one_that_is_stopped(group: RankGroup) -> object:
+    """How long rank 0's `close` takes while rank 1, which rank 0's sum waits for, is stopped."""
+    group.agree(Step(0), None)
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    group.begin_all_reduce_(torch.ones(3))
+    group.abort(EpochEndedError(cause="sender_gone", detail="a stream broke"))
+    begun_at = time.monotonic()
+    group.close()
+    return time.monotonic() - begun_at
+
+
 def wait_for_one_that_leaves(group: RankGroup, *, is_killed: bool) -> object:
     """Rank 1 is gone after the agreement, and rank 0 in a collective."""
     group.agree(Step(0), None)
@@ -62,14 +123,23 @@ def wait_for_one_that_leaves(group: RankGroup, *, is_killed: bool) -> object:
 
 
 def main() -> None:
-    folder, name, rank, scenario = sys.argv[1:]
-    group = open_group(GroupSpec(name, int(rank), 2, backend="gloo", timeout_seconds=30))
+    folder, name, rank, scenario, overlap = sys.argv[1:]
+    spec = GroupSpec(
+        name, int(rank), 2, backend="gloo", timeout_seconds=TIMEOUT_SECONDS, overlap=overlap
+    )
+    group = open_group(spec)
     try:
         match scenario:
             case "model":
                 answer = run_model(group, Path(folder))
             case "collectives":
                 answer = run_collectives(group)
+            case "sums":
+                answer = run_sums_at_once(group)
+            case "gone":
+                answer = connect_to_one_that_is_gone(group)
+            case "stopped":
+                answer = close_beside_one_that_is_stopped(group)
             case _:
                 answer = wait_for_one_that_leaves(group, is_killed=scenario == "killed")
     except StagemeshError as error:

@@ -10,11 +10,11 @@ from stage_worker.collectives.opening import GroupSpec, open_group
 _numbers = count()
 
 
-def open_groups(size: int, timeout_seconds: float = 20.0) -> list[RankGroup]:
+def open_groups(size: int, timeout_seconds: float = 20.0, overlap: str = "auto") -> list[RankGroup]:
     """All ranks of a new group; whoever asks for them closes them."""
     name = f"test-{id(_numbers)}-{next(_numbers)}"
     return [
-        open_group(GroupSpec(name, rank, size, timeout_seconds=timeout_seconds))
+        open_group(GroupSpec(name, rank, size, timeout_seconds=timeout_seconds, overlap=overlap))
         for rank in range(size)
     ]
 

@@ -13,7 +13,7 @@ import torch
 
 from runtime.errors import InvalidRequestError
 from stage_worker.collectives.opening import GroupSpec, check_backend, open_group
-from stage_worker.collectives.shared_block import block_path
+from stage_worker.collectives.shared_file import block_path
 from tests.tiny_models import make_tiny_llama
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
@@ -22,8 +22,10 @@ TIMEOUT_SECONDS = 60
 
 
 @contextmanager
-def started(folder: Path, name: str, rank: int, scenario: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(PROGRAM), str(folder), name, str(rank), scenario]
+def started(
+    folder: Path, name: str, rank: int, scenario: str, overlap: str = "auto"
+) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(PROGRAM), str(folder), name, str(rank), scenario, overlap]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -39,11 +41,13 @@ def started(folder: Path, name: str, rank: int, scenario: str) -> Iterator[subpr
             process.kill()
 
 
-def run_both(folder: Path, scenario: str) -> list[Any]:
+def run_both(folder: Path, scenario: str, overlap: str = "auto") -> list[Any]:
     """What each rank printed; rank 1's input stays open until rank 0 has."""
     name = f"test-gloo-{folder.name}-{scenario}"
     with ExitStack() as stack:
-        ranks = [stack.enter_context(started(folder, name, rank, scenario)) for rank in range(2)]
+        ranks = [
+            stack.enter_context(started(folder, name, rank, scenario, overlap)) for rank in range(2)
+        ]
         assert ranks[0].stdout is not None
         first = ranks[0].stdout.readline()
         second, _ = ranks[1].communicate(timeout=TIMEOUT_SECONDS)
@@ -59,9 +63,15 @@ def test_gloo_collectives_of_two_processes_add_up_and_gather(tmp_path: Path) -> 
     assert run_both(tmp_path, "collectives") == [[total, whole, whole], [total, whole, None]]
 
 
-def test_gloo_model_of_two_processes_matches_transformers(tmp_path: Path) -> None:
+def test_gloo_sums_under_way_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+    sums = [[3.0] * 3, [2.0], [[30.0] * 2] * 2]
+    assert run_both(tmp_path, "sums") == [sums, sums]
+
+
+@pytest.mark.parametrize("overlap", ["auto", "on"])
+def test_gloo_model_of_two_processes_matches_transformers(tmp_path: Path, overlap: str) -> None:
     model = make_tiny_llama(tmp_path, "nine_of_three")
-    first, second = run_both(tmp_path, "model")
+    first, second = run_both(tmp_path, "model", overlap)
     assert second == []
     assert len(first) == 2
     for prompt, top_ids, top_logprobs in first:
@@ -80,6 +90,26 @@ def test_gloo_rank_that_is_killed_ends_the_wait_of_the_other(tmp_path: Path) -> 
     first, _ = run_both(tmp_path, "killed")
     assert first["cause"] == "collective"
     assert "an all-reduce failed" in first["text"]
+
+
+def test_gloo_rank_that_is_gone_before_it_has_connected_does_not_hold_the_other(
+    tmp_path: Path,
+) -> None:
+    (cause, seconds), _ = run_both(tmp_path, "gone")
+    assert cause == "sender_gone"
+    assert seconds < 1.0
+
+
+def test_gloo_rank_beside_one_that_is_stopped_closes_without_waiting_for_it(tmp_path: Path) -> None:
+    """gloo itself would wait for the collective timeout, and the device with it."""
+    name = f"test-gloo-{tmp_path.name}"
+    with (
+        started(tmp_path, name, 0, "stopped") as first,
+        started(tmp_path, name, 1, "stopped"),
+    ):
+        assert first.stdout is not None
+        assert json.loads(first.stdout.readline()) < TIMEOUT_SECONDS / 10
+        first.wait(TIMEOUT_SECONDS / 10)
 
 
 @pytest.mark.parametrize(

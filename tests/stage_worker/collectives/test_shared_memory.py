@@ -17,9 +17,9 @@ from runtime.errors import (
 )
 from runtime.shares import share_widths
 from runtime.step import SequenceChunk, Step
-from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.collectives.group import SOLO, PendingSum, RankGroup
 from stage_worker.collectives.opening import GroupSpec, open_group
-from stage_worker.collectives.shared_block import block_path
+from stage_worker.collectives.shared_file import block_path
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
 
 OpenGroups = Callable[..., list[RankGroup]]
@@ -75,6 +75,48 @@ def test_gathers_of_uneven_columns_put_them_side_by_side(
     assert isinstance(first, torch.Tensor)
     assert torch.equal(first, whole)
     assert others == [None] * (size - 1)
+
+
+def test_sums_under_way_at_the_same_time_do_not_mix(make_groups: OpenGroups) -> None:
+    """As two slices of a step begin and finish them, with another collective in between."""
+
+    def run(group: RankGroup) -> list[float]:
+        totals = []
+        pending: list[PendingSum] = []
+        for number in range(200):
+            if len(pending) == 2:
+                totals.append(float(pending.pop(0).finish().mean()))
+            other = torch.full((1,), float(group.rank))
+            totals.append(float(group.all_reduce_(other)))
+            # Longer than a piece now and then.
+            size = 300_000 if number % 50 == 7 else 1 + number % 5
+            x = torch.full((size,), float(number + group.rank))
+            pending.append(group.begin_all_reduce_(x))
+        return totals + [float(each.finish().mean()) for each in pending]
+
+    first, *others = run_ranks([partial(run, group) for group in make_groups(3)])
+    assert isinstance(first, list)
+    assert sorted(first)[:200] == [3.0] * 200
+    assert sorted(first)[200:] == [3.0 * number + 3 for number in range(200)]
+    assert others == [first, first]
+
+
+def test_begin_all_reduce_waits_for_no_other_rank(make_groups: OpenGroups) -> None:
+    early, late = make_groups(2)
+    first = early.begin_all_reduce_(torch.ones(3))
+    second = early.begin_all_reduce_(torch.full((2,), 2.0))
+    waited_seconds = early.waited_seconds
+
+    def catch_up() -> list[float]:
+        sums = [late.begin_all_reduce_(torch.ones(size)) for size in (3, 2)]
+        return [float(each.finish()[0]) for each in sums]
+
+    def finish() -> list[float]:
+        return [float(each.finish()[0]) for each in (first, second)]
+
+    assert run_ranks([finish, catch_up]) == [[2.0, 3.0]] * 2
+    assert waited_seconds == 0
+    assert early.waited_seconds > 0
 
 
 def test_collectives_one_after_the_other_never_mix(make_groups: OpenGroups) -> None:
@@ -190,7 +232,11 @@ def test_group_without_room_for_its_memory_is_refused_with_the_place(
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(SharedMemoryError, match="No space left") as caught:
         open_group(GroupSpec(name, 0, 2))
-    assert caught.value.path == str(block_path(name))
+    error = caught.value
+    assert error.path == str(block_path(name))
+    assert (error.num_bytes > 2**20, error.available_bytes > 0) == (True, True)
+    for told in (f"{error.num_bytes:,} bytes", f"{error.available_bytes:,} bytes are free"):
+        assert told in str(error)
     assert not block_path(name).exists()
 
 
@@ -198,5 +244,6 @@ def test_group_of_one_rank_is_the_shared_solo_group() -> None:
     assert open_group(GroupSpec("alone", 0, 1)) is SOLO
     x = torch.ones(2, 2)
     assert SOLO.all_reduce_(x) is x
+    assert SOLO.begin_all_reduce_(x).finish() is x
     assert SOLO.all_gather(x, (2,)) is x
     assert SOLO.gather(x, (2,)) is x

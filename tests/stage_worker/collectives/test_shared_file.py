@@ -1,0 +1,102 @@
+"""The files in which ranks meet: whose they are, and that those of killed ranks are swept away."""
+
+import fcntl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stage_worker.collectives import shared_file
+from stage_worker.collectives.opening import GroupSpec, open_group
+from stage_worker.collectives.shared_file import block_path, map_file, store_path, sweep
+
+# One rank of two, which meets nobody.
+RANK = """
+import sys
+from stage_worker.collectives.opening import GroupSpec, open_group
+group = open_group(GroupSpec(sys.argv[1], 0, 2))
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In place of /dev/shm; at the end nothing of ours may be left in it."""
+    monkeypatch.setattr(shared_file, "_folder", lambda: tmp_path)
+    yield tmp_path
+    sweep()
+    assert not list(tmp_path.glob("stagemesh-*"))
+
+
+def test_sweep_after_all_ranks_were_killed_before_they_met_leaves_no_file() -> None:
+    """In the real place, by a real process that is killed."""
+    name = f"test-killed-{id(sys)}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", RANK, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        sweep()
+        assert block_path(name).exists()
+        process.kill()
+        process.wait()
+    assert block_path(name).exists()
+    sweep()
+    assert not block_path(name).exists()
+
+
+def test_sweep_keeps_what_a_rank_has_and_its_store(folder: Path) -> None:
+    memory = map_file(block_path("held"), 4096)
+    store_path(block_path("held")).touch()
+    for name in ("left", "stored"):
+        map_file(block_path(name), 4096).close()
+        store_path(block_path(name)).touch()
+    block_path("stored").unlink()
+    sweep()
+    assert {path.name for path in folder.iterdir()} == {
+        block_path("held").name,
+        store_path(block_path("held")).name,
+    }
+    memory.close()
+
+
+def test_sweep_touches_no_file_of_others(folder: Path) -> None:
+    names = {"stagemesh-notes", f"stagemesh-{'0' * 31}", f"stagemesh-{'g' * 32}", "other"}
+    for name in names:
+        (folder / name).touch()
+    sweep()
+    assert {path.name for path in folder.iterdir()} == names
+    for name in names:
+        (folder / name).unlink()
+
+
+def test_map_file_that_is_swept_before_it_is_locked_is_made_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, num_calls = fcntl.flock, 0
+
+    def flock_after_a_sweep(file: int, operation: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            block_path("late").unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_a_sweep)
+    first, second = (map_file(block_path("late"), 4096) for _ in range(2))
+    first[:5] = b"there"
+    assert second[:5] == b"there"
+    assert num_calls == 3
+    first.close()
+    second.close()
+
+
+def test_group_that_ends_leaves_no_file(folder: Path) -> None:
+    group = open_group(GroupSpec("ends", 0, 2))
+    assert list(folder.iterdir()) == [block_path("ends")]
+    group.close()
+    assert not list(folder.iterdir())
