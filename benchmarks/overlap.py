@@ -1,13 +1,20 @@
-"""A mesh that receives, computes and sends at the same time beside one that takes turns.
+"""Meshes that do as much as possible at the same time beside one that takes turns.
 
-The workload and the figures are those of `benchmarks.serving`. Both meshes stay loaded, and each
-idles while the other works. "Sent" is what every stage's rank 0 sent to the next stage; "hidden" is
-how much of the time of these sends the same stage spent computing another step.
+Off: a stage receives, computes and sends one after the other. Auto, the default: all three at the
+same time. On, only where stages have ranks: besides, every step in two slices, one computed while
+the sums of the other over the ranks are under way; so what this brings is the difference to auto.
+
+The workload and the figures are those of `benchmarks.serving`. All meshes stay loaded, and each
+idles while another works. "Sent" is what every stage's rank 0 sent to the next stage, "hidden" how
+much of the time of these sends the same stage spent computing another step, and "waited" how much
+of their computing ranks spent waiting for the others of their stage, on average.
 """
 
 import argparse
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -18,56 +25,70 @@ from benchmarks.serving import identical, infer_batch, summarize
 from stagemesh import AsyncClient
 from stagemesh.cli.options import DeviceOptions, PlanOptions
 from stagemesh.render import compact_table
-from stagemesh.state import StageState
+from stagemesh.stage_state import StageState
 from stagemesh.values import format_size, parse_ranks
 
-COLUMNS = ("batch", "overlap", "output tok/s", "TTFT s", "TPOT ms", "sent", "hidden", "same tokens")
+COLUMNS = (
+    *("batch", "overlap", "output tok/s", "TTFT s", "TPOT ms"),
+    *("sent", "hidden", "waited", "same tokens"),
+)
+# Ranks tell what they did with their heartbeats, once a second.
+_HEARTBEATS_SECONDS: Final = 2.5
+
+Overlap = Literal["off", "auto", "on"]
 
 
 @dataclass(slots=True)
 class _Side:
-    """One of the two meshes, with what it has measured of one batch size."""
+    """One of the meshes, with what it has measured of one batch size."""
 
     client: AsyncClient
     runs: list[BatchRun] = field(default_factory=list)
     num_bytes: int = 0
     send_seconds: float = 0.0
     hidden_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
 
     async def run(self, batch: int, num_tokens: int) -> None:
         """One more run."""
-        before = await self._hops()
+        before = await self._stages()
         self.runs.append(await infer_batch(self.client, batch, num_tokens))
-        for was, now in zip(before, await self._hops(), strict=True):
-            hop = now.since(was)
-            self.num_bytes += hop.num_bytes_sent
-            self.send_seconds += hop.send_seconds
-            self.hidden_seconds += hop.send_hidden_seconds
+        await asyncio.sleep(_HEARTBEATS_SECONDS)
+        for was, now in zip(before, await self._stages(), strict=True):
+            stage = now.since(was)
+            self.num_bytes += stage.num_bytes_sent
+            self.send_seconds += stage.send_seconds
+            self.hidden_seconds += stage.send_hidden_seconds
+            self.compute_seconds += sum(rank.compute_seconds for rank in stage.ranks)
+            self.wait_seconds += sum(rank.wait_seconds for rank in stage.ranks)
 
-    async def _hops(self) -> tuple[StageState, ...]:
+    async def _stages(self) -> tuple[StageState, ...]:
         (replica,) = (await self.client.state()).replicas
-        return replica.stages[:-1]
+        return replica.stages
 
 
 async def compare(options: argparse.Namespace, console: Console) -> Table:
-    """Runs both meshes in turns and returns the table."""
+    """Runs all meshes in turns and returns the table."""
     title = f"{options.model}: pp={options.pp} tp={options.tp}, {options.threads} thread(s) a rank"
     table = compact_table(title, *COLUMNS, justify="right")
     tp = parse_ranks(options.tp)
-    on, off = PlanOptions(pp=options.pp, tp=tp), PlanOptions(pp=options.pp, tp=tp, overlap="off")
+    overlaps: tuple[Overlap, ...] = ("off", "auto", "on") if max(tp) > 1 else ("off", "auto")
     device = DeviceOptions(threads=options.threads)
-    async with (
-        running_mesh(options.model, on, UNCACHED, device) as overlapped,
-        running_mesh(options.model, off, UNCACHED, device) as sequential,
-    ):
+    async with AsyncExitStack() as stack:
+        clients = {}
+        for overlap in overlaps:
+            plan = PlanOptions(pp=options.pp, tp=tp, backend=options.backend, overlap=overlap)
+            mesh = running_mesh(options.model, plan, UNCACHED, device)
+            clients[overlap] = await stack.enter_async_context(mesh)
         for batch in options.batch:
-            sides = {"on": _Side(overlapped), "off": _Side(sequential)}
+            sides = {overlap: _Side(client) for overlap, client in clients.items()}
             for _ in range(options.repeats):
                 for side in sides.values():
                     await side.run(batch, options.tokens)
-            for name, side in sides.items():
-                same, total = identical(side.runs, sides["on"].runs)
-                table.add_row(str(batch), name, *_figures(side, options), f"{same}/{total}")
+            for overlap, side in sides.items():
+                same, total = identical(side.runs, sides["off"].runs)
+                table.add_row(str(batch), overlap, *_figures(side, options), f"{same}/{total}")
             console.print(f"batch {batch} done", style="dim")
     return table
 
@@ -79,16 +100,26 @@ def _figures(side: _Side, options: argparse.Namespace) -> tuple[str, ...]:
         f"{figures.ttft_seconds:.2f}",
         f"{figures.tpot_seconds * 1e3:.1f}",
         format_size(side.num_bytes / options.repeats),
-        f"{side.hidden_seconds / side.send_seconds:.0%}" if side.send_seconds else "-",
+        _share(side.hidden_seconds, side.send_seconds),
+        _share(side.wait_seconds, side.compute_seconds),
     )
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
 
 
 def main() -> None:
     """Parses the options, runs, prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overlap",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
-    parser.add_argument("--pp", type=int, default=2, help="stages, at least 2")
+    parser.add_argument("--pp", type=int, default=2, help="stages")
     parser.add_argument("--tp", default="1", help="ranks of the stages, as in `stagemesh serve`")
+    parser.add_argument("--backend", default="auto", help="of the ranks, as in `stagemesh serve`")
     parser.add_argument("--threads", type=int, default=1, help="compute threads a rank")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")

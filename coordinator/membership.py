@@ -18,6 +18,7 @@ from runtime.errors import (
     WorkerRefusedError,
 )
 from runtime.rpc import split_address
+from runtime.step import RankActivity
 from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256
@@ -45,7 +46,8 @@ class Member:
     """One joined worker process; `held` is the part of a model that it has loaded.
 
     `replica` is the one that it is lent to; `has_served` says that a canary came out right through
-    it, `usage` what its device said last. `drain_deadline` is when it leaves at the latest, in the
+    it, `usage` what its device said last, `activity` what it did in the epoch `active_epoch`, which
+    is a coordinator's id and a counter. `drain_deadline` is when it leaves at the latest, in the
     event loop's time, and infinite while it is not asked to. `is_released` says that it has left
     because it was.
     """
@@ -54,6 +56,8 @@ class Member:
     held: Assignment | None = None
     replica: int | None = None
     usage: DeviceUsage | None = None
+    activity: RankActivity | None = None
+    active_epoch: tuple[str, int] = ("", 0)
     has_served: bool = False
     drain_deadline: float = math.inf
     is_released: bool = False

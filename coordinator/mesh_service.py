@@ -15,6 +15,7 @@ from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_from_proto
 from runtime.errors import InvalidRequestError, RefusedWorkerError
 from runtime.logs import get_logger
+from runtime.result_codec import activity_from_proto
 from runtime.rpc import split_address
 
 _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
@@ -125,6 +126,10 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
                 raise _JoinEndedError(_STREAM_ENDED)
             if message.heartbeat.HasField("usage"):
                 member.usage = usage_from_proto(message.heartbeat.usage)
+            if message.heartbeat.HasField("activity"):
+                epoch = message.heartbeat.activity.epoch
+                member.activity = activity_from_proto(message.heartbeat.activity)
+                member.active_epoch = epoch.coordinator_id, epoch.counter
             if message.HasField("leaving"):
                 # In this order, what is not a number becomes no time at all.
                 seconds = min(MAX_GRACE_SECONDS, max(0.0, message.leaving.grace_seconds))

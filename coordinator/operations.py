@@ -14,6 +14,7 @@ from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_to_proto
 from runtime.errors import InvalidRequestError
 from runtime.model_store import served_name
+from runtime.result_codec import activity_to_proto
 from runtime.version import BUILD
 
 
@@ -129,8 +130,12 @@ def _stage_states(replica: Replica) -> list[mesh_pb2.StageState]:
             peak_rss_bytes=loading.peak_rss_bytes,
         )
         if replica.members:
-            rank.worker_id = replica.members[place].identity.worker_id
+            member = replica.members[place]
+            rank.worker_id = member.identity.worker_id
             states[-1].worker_ids.append(rank.worker_id)
+            epoch = replica.epoch
+            if member.activity and member.active_epoch == (epoch.coordinator_id, epoch.counter):
+                rank.activity.CopyFrom(activity_to_proto(member.activity, epoch.to_proto()))
         states[-1].ranks.append(rank)
     return states
 

@@ -58,10 +58,26 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., dtypes: _Optional[_Iterable[_Union[_stage_pb2.DType, str]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("usage",)
+    __slots__ = ("usage", "activity")
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     usage: DeviceUsage
-    def __init__(self, usage: _Optional[_Union[DeviceUsage, _Mapping]] = ...) -> None: ...
+    activity: RankActivity
+    def __init__(self, usage: _Optional[_Union[DeviceUsage, _Mapping]] = ..., activity: _Optional[_Union[RankActivity, _Mapping]] = ...) -> None: ...
+
+class RankActivity(_message.Message):
+    __slots__ = ("epoch", "num_steps", "compute_seconds", "wait_seconds", "num_bytes_sent")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    epoch: _stage_pb2.EpochId
+    num_steps: int
+    compute_seconds: float
+    wait_seconds: float
+    num_bytes_sent: int
+    def __init__(self, epoch: _Optional[_Union[_stage_pb2.EpochId, _Mapping]] = ..., num_steps: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., num_bytes_sent: _Optional[int] = ...) -> None: ...
 
 class DeviceUsage(_message.Message):
     __slots__ = ("utilization", "memory_used_bytes", "memory_total_bytes", "power_watts", "temperature_celsius")
@@ -348,16 +364,18 @@ class StageState(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., num_layers: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., compute_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., receive_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., send_seconds: _Optional[float] = ..., send_hidden_seconds: _Optional[float] = ..., num_frames_sent: _Optional[int] = ..., num_bytes_sent: _Optional[int] = ..., num_steps: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., load_done_bytes: _Optional[int] = ..., load_total_bytes: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ...) -> None: ...
 
 class RankState(_message.Message):
-    __slots__ = ("rank", "worker_id", "weights_bytes", "peak_rss_bytes")
+    __slots__ = ("rank", "worker_id", "weights_bytes", "peak_rss_bytes", "activity")
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
     PEAK_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     rank: int
     worker_id: str
     weights_bytes: int
     peak_rss_bytes: int
-    def __init__(self, rank: _Optional[int] = ..., worker_id: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ...) -> None: ...
+    activity: RankActivity
+    def __init__(self, rank: _Optional[int] = ..., worker_id: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., activity: _Optional[_Union[RankActivity, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("hello", "state", "usage")

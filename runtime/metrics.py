@@ -82,12 +82,20 @@ class WorkerMetrics(ProcessMetrics):
         def gauge(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Gauge:
             return Gauge(f"worker_{name}", documentation, labels, NAMESPACE, registry=registry)
 
+        def counter(name: str, documentation: str) -> Counter:
+            return Counter(f"worker_{name}_total", documentation, (), NAMESPACE, registry=registry)
+
         self.joined = gauge("joined", "1 while the worker is in a mesh.")
         self.state = gauge("state", "1 for the state that the worker is in.", ("state",))
         self.layers = gauge("layers", "Layers that the worker holds.")
         self.weights = gauge("weights_bytes", "Weights that the worker holds.")
         self.kv_blocks = gauge("kv_blocks", "KV blocks by state, used or free.", ("state",))
         self.slots_used = gauge("slots_used", "Open slots.")
+        self.compute_seconds = counter("compute_seconds", "The device computed steps.")
+        self.wait_seconds = counter(
+            "wait_seconds", "Of the time of computing: it waited for the stage's other ranks."
+        )
+        self.sent_bytes = counter("sent_bytes", "This rank sent to the next stage.")
         self.device_utilization = gauge(
             "device_utilization_ratio",
             "Part of the time in which the device, or the host of a CPU, was busy.",

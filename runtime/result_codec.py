@@ -8,8 +8,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from protos import stage_pb2
-from runtime.step import SampledToken, ScoredToken, SendTiming, StageTiming, StepResult
+from protos import mesh_pb2, stage_pb2
+from runtime.step import (
+    RankActivity,
+    SampledToken,
+    ScoredToken,
+    SendTiming,
+    StageTiming,
+    StepResult,
+)
 
 # Of scored tokens, in one message: half a megabyte.
 MAX_LOGPROBS_PER_MESSAGE: Final = 1 << 16
@@ -81,6 +88,24 @@ def timing_from_proto(message: stage_pb2.StageTiming) -> StageTiming:
         compute_seconds=message.compute_seconds,
         idle_seconds=message.idle_seconds,
         send=_send_from_proto(message.send) if message.HasField("send") else None,
+    )
+
+
+def activity_to_proto(activity: RankActivity, epoch: stage_pb2.EpochId) -> mesh_pb2.RankActivity:
+    """What a rank did in `epoch`."""
+    return mesh_pb2.RankActivity(
+        epoch=epoch,
+        num_steps=activity.num_steps,
+        compute_seconds=activity.compute_seconds,
+        wait_seconds=activity.wait_seconds,
+        num_bytes_sent=activity.num_bytes_sent,
+    )
+
+
+def activity_from_proto(message: mesh_pb2.RankActivity) -> RankActivity:
+    """The inverse, without the epoch."""
+    return RankActivity(
+        message.num_steps, message.compute_seconds, message.wait_seconds, message.num_bytes_sent
     )
 
 

@@ -1,7 +1,8 @@
 """The vocabulary of one step, shared by scheduler, coordinator and stage worker.
 
 A step is one microbatch's trip through a replica. The scheduler makes it, every rank executes it
-verbatim. These classes own no behaviour; `runtime/step_codec.py` turns them into protobuf and back.
+verbatim. These classes own next to no behaviour; `step_codec.py` and `result_codec.py` turn them
+into protobuf and back.
 
 Of chunks and tokens there is one for every row of every step, so they are named tuples: a frozen
 dataclass takes three times as long to make.
@@ -149,6 +150,28 @@ class StageTiming:
     compute_seconds: float = 0.0
     idle_seconds: float = 0.0
     send: SendTiming | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankActivity:
+    """What one rank did in an epoch, summed over its steps.
+
+    `wait_seconds` is the part of computing in which it waited for the other ranks of its stage.
+    """
+
+    num_steps: int = 0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    num_bytes_sent: int = 0
+
+    def __add__(self, other: "RankActivity") -> "RankActivity":
+        """Both together."""
+        return RankActivity(
+            self.num_steps + other.num_steps,
+            self.compute_seconds + other.compute_seconds,
+            self.wait_seconds + other.wait_seconds,
+            self.num_bytes_sent + other.num_bytes_sent,
+        )
 
 
 @dataclass(frozen=True, slots=True)

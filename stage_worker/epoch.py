@@ -7,7 +7,6 @@ and to `Results`, the streams are aborted, and the worker lives on. `worker.py` 
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from functools import partial
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, StagemeshError, find_error
 from runtime.logs import get_logger
-from runtime.step import SendTiming, StageTiming, Step, StepResult
+from runtime.step import RankActivity, Step, StepResult
 from runtime.step_codec import header_to_step
+from stage_worker.activity import CountFn, EpochRecord, count_nothing
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
@@ -49,12 +49,19 @@ class EpochSession:
     """Runs in one task (`run`); each sender's stream is served by its own (`serve_sender`)."""
 
     def __init__(
-        self, plan: EpochPlan, stage: AnyStage, device: DeviceThread, group: RankGroup = SOLO
+        self,
+        plan: EpochPlan,
+        stage: AnyStage,
+        device: DeviceThread,
+        group: RankGroup = SOLO,
+        count: CountFn = count_nothing,
     ) -> None:
-        """`group` is this rank's end of its stage; it is aborted at the end, not closed."""
+        """`group` is this rank's end of its stage; it is aborted at the end, not closed.
+
+        `count` is told what this rank does, as it does it.
+        """
         self.epoch = plan.receive.epoch
         self.results = ResultsLog(self.epoch)
-        self.num_steps = 0
         self._plan = plan
         self._group = group
         # Its steps come from the coordinator, those of others from the stage before.
@@ -64,9 +71,7 @@ class EpochSession:
         self._transfers = Transfers(stage.device)
         self._receiver = Receiver(plan.receive, self._transfers)
         self._outbox: asyncio.Queue[_Output] = asyncio.Queue(_NUM_OUTBOX)
-        # Every result takes one away and every step adds one, so it holds no more than are in
-        # flight between the two.
-        self._unreported_sends: deque[SendTiming] = deque()
+        self._record = EpochRecord(device, group, count)
         self._reported = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
         self._over = asyncio.Event()
@@ -91,6 +96,16 @@ class EpochSession:
         await self._settled.wait()
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def activity(self) -> RankActivity:
+        """What this rank did so far."""
+        return self._record.total
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were computed."""
+        return self.activity.num_steps
 
     @property
     def is_over(self) -> bool:
@@ -129,7 +144,7 @@ class EpochSession:
             self._settled.set()
 
     async def _compute_steps(self, next_ranks: NextRanks) -> None:
-        idle_since = time.monotonic()
+        self._record.start()
         while True:
             received = await self._receiver.take()
             step = header_to_step(received.header)
@@ -138,16 +153,7 @@ class EpochSession:
             computed = await self._device.compute(
                 partial(self._run_stage, step, received.hidden, next_ranks.parts)
             )
-            sends = self._unreported_sends
-            timing = StageTiming(
-                receive_seconds=received.complete_at - received.begun_at,
-                queue_seconds=computed.begun_at - received.complete_at,
-                compute_seconds=computed.ended_at - computed.begun_at,
-                idle_seconds=computed.begun_at - idle_since,
-                send=sends.popleft() if sends else None,
-            )
-            idle_since = computed.ended_at
-            self.num_steps += 1
+            timing = self._record.computed(received, computed)
             download, told = computed.value
             output = _Output(received.header, download, computed.ended_at)
             if self._plan.is_sequential:
@@ -166,15 +172,7 @@ class EpochSession:
         if not output.download.parts:
             return
         sent = await next_ranks.send(output.header, await output.download.arrived())
-        self._unreported_sends.append(
-            SendTiming(
-                step=output.header.step,
-                seconds=sent.ended_at - output.ready_at,
-                hidden_seconds=self._device.busy_seconds(output.ready_at, sent.ended_at),
-                num_frames=sent.num_frames,
-                num_bytes=sent.num_bytes,
-            )
-        )
+        self._record.sent(output.header.step, output.ready_at, sent)
 
     def _run_stage(
         self, step: Step, hidden: Upload | None, parts: tuple[Interval, ...]

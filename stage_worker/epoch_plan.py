@@ -9,7 +9,8 @@ from protos import stage_pb2
 from runtime.errors import InvalidRequestError, NeverFitsError, NotEnoughMemoryError
 from runtime.tls import MeshTls, Role
 from stage_worker.assembly import ReceivePlan
-from stage_worker.collectives.opening import GroupSpec
+from stage_worker.collectives.group import RankGroup
+from stage_worker.collectives.opening import GroupSpec, open_group
 from stage_worker.lanes import joined, own_interval
 from stage_worker.loading import LoadedPart
 from stage_worker.next_stage import LinkPlan
@@ -99,7 +100,18 @@ def make_epoch_plan(
     return EpochPlan(receive, links, request.rank, is_sequential)
 
 
-def make_group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> GroupSpec:
+def open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> RankGroup:
+    """On the device's thread: an empty stage, with this rank's end of a new group."""
+    group = open_group(_group_spec(request, loaded))
+    try:
+        loaded.stage.open_epoch(request.num_kv_blocks, request.max_sequences, group)
+    except BaseException:
+        group.close()
+        raise
+    return group
+
+
+def _group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> GroupSpec:
     """Where and how this rank meets the others of its stage, in this epoch alone."""
     spec = loaded.stage.spec
     return GroupSpec(

@@ -15,16 +15,17 @@ from typing import Generic, TypeVar
 import torch
 
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 # Sends overlap the few steps after theirs: outboxes are bounded, so older intervals are not asked.
 _NUM_BUSY_INTERVALS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Computed(Generic[_T]):
+class Computed(Generic[_T_co]):
     """A result with the time in which it was computed, in `time.monotonic` seconds."""
 
-    value: _T
+    value: _T_co
     begun_at: float
     ended_at: float
 

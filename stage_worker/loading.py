@@ -93,6 +93,14 @@ def find_part(
     return FoundPart(assignment, checkpoint)
 
 
+def is_same_part(held: stage_pb2.Assignment, asked: stage_pb2.Assignment) -> bool:
+    """Whether only the replica is another."""
+    same = stage_pb2.Assignment()
+    same.CopyFrom(held)
+    same.replica = asked.replica
+    return same == asked
+
+
 def load_part(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> LoadedPart:
     """Load this worker's part of the model; `progress` gets bytes done and in all."""
     begun_at = time.monotonic()

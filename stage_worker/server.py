@@ -27,6 +27,7 @@ from runtime.metrics import WorkerMetrics
 from runtime.metrics_server import serving_metrics
 from runtime.process import run
 from runtime.tls import MeshTls, check_mesh_address
+from stage_worker.collectives.shared_file import sweep
 from stage_worker.executor import DeviceThread
 from stage_worker.health import WorkerHealth
 from stage_worker.introduction import Introduction
@@ -35,7 +36,7 @@ from stage_worker.loading import WorkerDevice
 from stage_worker.paced_stage import PACED, Pace
 from stage_worker.service import StageService
 from stage_worker.status import device_uuid
-from stage_worker.telemetry import expose, expose_device
+from stage_worker.telemetry import count_activity, expose, expose_device
 from stage_worker.worker import Worker
 
 # Another try may do better, so it is not the code of a process that refuses.
@@ -92,6 +93,7 @@ def run_worker(options: WorkerOptions) -> None:
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
     check_mesh_address(options.listen, "--listen", options.mesh_tls, options.is_mesh_insecure)
+    sweep()
     device = _make_device(options)
     worker_id = str(uuid.uuid4())
     metrics = WorkerMetrics(CollectorRegistry())
@@ -102,7 +104,8 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
             serving_metrics(options.metrics, metrics.registry) as metrics_address,
             asyncio.TaskGroup() as tasks,
         ):
-            worker = Worker(worker_id, device, thread, tasks, options.mesh_tls)
+            count = partial(count_activity, metrics)
+            worker = Worker(worker_id, device, thread, tasks, options.mesh_tls, count)
             expose(metrics, worker, health)
             expose_device(metrics, look)
             async with _listening(options, worker, metrics, health) as address:
@@ -118,7 +121,9 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
                 await _stay_until_told(
                     me,
                     health,
-                    lambda: mesh_pb2.Heartbeat(usage=usage_to_proto(look())),
+                    lambda: mesh_pb2.Heartbeat(
+                        usage=usage_to_proto(look()), activity=worker.activity()
+                    ),
                     options.mesh_tls,
                     stop,
                     options.grace_seconds,

@@ -1,10 +1,12 @@
-"""What a worker shows to Prometheus: figures are read where they are, whenever somebody asks."""
+"""What a worker shows to Prometheus: figures are read where they are, whenever somebody asks,
+and times and bytes are added up as they come."""
 
 import math
 
 from protos import stage_pb2
 from runtime.devices import DeviceProbe
 from runtime.metrics import WorkerMetrics
+from runtime.step import RankActivity
 from stage_worker.health import WorkerHealth
 from stage_worker.worker import Worker
 
@@ -37,6 +39,13 @@ def expose_device(metrics: WorkerMetrics, look: DeviceProbe) -> None:
     metrics.device_temperature.set_function(lambda: _number(look().temperature_celsius))
     metrics.device_memory.labels("used").set_function(lambda: _number(look().memory_used_bytes))
     metrics.device_memory.labels("free").set_function(lambda: _number(look().memory_free_bytes))
+
+
+def count_activity(metrics: WorkerMetrics, activity: RankActivity) -> None:
+    """Adds what a step, or a send, took."""
+    metrics.compute_seconds.inc(activity.compute_seconds)
+    metrics.wait_seconds.inc(activity.wait_seconds)
+    metrics.sent_bytes.inc(activity.num_bytes_sent)
 
 
 def _number(figure: float | None) -> float:

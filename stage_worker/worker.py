@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from protos import stage_pb2
+from protos import mesh_pb2, stage_pb2
 from runtime.errors import (
     AssignmentError,
     DeviceStuckError,
@@ -18,13 +18,21 @@ from runtime.errors import (
     NotReadyError,
     StaleEpochError,
 )
+from runtime.result_codec import activity_to_proto
 from runtime.tls import MeshTls
+from stage_worker.activity import CountFn, count_nothing
 from stage_worker.collectives.group import SOLO, RankGroup
-from stage_worker.collectives.opening import open_group
 from stage_worker.epoch import EpochSession
-from stage_worker.epoch_plan import check_limits, make_epoch_plan, make_group_spec
+from stage_worker.epoch_plan import check_limits, make_epoch_plan, open_stage
 from stage_worker.executor import DeviceThread
-from stage_worker.loading import LoadedPart, WorkerDevice, compute_canary, find_part, load_part
+from stage_worker.loading import (
+    LoadedPart,
+    WorkerDevice,
+    compute_canary,
+    find_part,
+    is_same_part,
+    load_part,
+)
 from stage_worker.progress import ProgressFn
 from stage_worker.results import ResultsLog
 from stage_worker.status import peak_rss_bytes, rss_bytes
@@ -46,8 +54,11 @@ class Worker:
         thread: DeviceThread,
         tasks: asyncio.TaskGroup,
         mesh_tls: MeshTls | None = None,
+        count: CountFn = count_nothing,
     ) -> None:
+        """`count` is told what every epoch's steps take, as they take it."""
         self.worker_id = worker_id
+        self._count = count
         self._mesh_tls = mesh_tls
         self._device = device
         self._thread = thread
@@ -85,7 +96,7 @@ class Worker:
         )
 
     async def _load(self, assignment: stage_pb2.Assignment, progress: ProgressFn) -> LoadedPart:
-        if self._loaded is not None and _is_same_part(self._loaded.assignment, assignment):
+        if self._loaded is not None and is_same_part(self._loaded.assignment, assignment):
             await self._end_session()
             return replace(self._loaded, assignment=assignment, load_seconds=0.0)
         found = await asyncio.to_thread(find_part, assignment, self._device, progress)
@@ -107,9 +118,9 @@ class Worker:
         async with self._change():
             loaded = self._check_epoch(request)
             await self._end_session()
-            self._group = await self._thread.run(partial(_open_stage, request, loaded))
+            self._group = await self._thread.run(partial(open_stage, request, loaded))
             plan = make_epoch_plan(request, loaded, self._mesh_tls)
-            session = EpochSession(plan, loaded.stage, self._thread, self._group)
+            session = EpochSession(plan, loaded.stage, self._thread, self._group, self._count)
             self._results = session.results
             self._session = session
             self._session_task = self._tasks.create_task(session.run())
@@ -142,6 +153,12 @@ class Worker:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._end_session()
+
+    def activity(self) -> mesh_pb2.RankActivity:
+        """What this rank did in its latest epoch."""
+        if self._session is None:
+            return mesh_pb2.RankActivity()
+        return activity_to_proto(self._session.activity, self._session.epoch)
 
     def status(self) -> stage_pb2.StatusResponse:
         """What this worker holds and does now."""
@@ -228,22 +245,3 @@ class Worker:
             )
         check_limits(request, self._loaded)
         return self._loaded
-
-
-def _is_same_part(held: stage_pb2.Assignment, asked: stage_pb2.Assignment) -> bool:
-    """Whether only the replica is another."""
-    same = stage_pb2.Assignment()
-    same.CopyFrom(held)
-    same.replica = asked.replica
-    return same == asked
-
-
-def _open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> RankGroup:
-    """On the device's thread: an empty stage, with this rank's end of a new group."""
-    group = open_group(make_group_spec(request, loaded))
-    try:
-        loaded.stage.open_epoch(request.num_kv_blocks, request.max_sequences, group)
-    except BaseException:
-        group.close()
-        raise
-    return group

@@ -10,7 +10,8 @@ from rich.console import JustifyMethod
 from rich.table import Table
 
 from stagemesh.generation import Timings, Usage
-from stagemesh.state import MeshState, ReplicaState, StageState, WorkerState
+from stagemesh.stage_state import StageState
+from stagemesh.state import MeshState, ReplicaState, WorkerState
 from stagemesh.values import format_seconds, format_size
 
 
@@ -71,6 +72,30 @@ def stage_table(replicas: Iterable[ReplicaState], title: str = "Stages") -> Tabl
         )
         for replica in replicas
         for stage in replica.stages
+    )
+    return _replica_table(title, columns, rows)
+
+
+def rank_table(replicas: Iterable[ReplicaState], title: str = "Ranks") -> Table:
+    """What each rank of a stage did by itself; the one that works longest keeps the others waiting.
+
+    Without rows where no stage has several.
+    """
+    columns = ("replica", "stage", "rank", "steps", "working", "waiting for ranks", "sent")
+    rows = (
+        (
+            str(replica.replica),
+            str(stage.stage),
+            str(rank.rank),
+            f"{rank.num_steps:,}",
+            format_seconds(rank.work_seconds),
+            format_seconds(rank.wait_seconds),
+            format_size(rank.num_bytes_sent),
+        )
+        for replica in replicas
+        for stage in replica.stages
+        for rank in stage.ranks
+        if len(stage.ranks) > 1
     )
     return _replica_table(title, columns, rows)
 

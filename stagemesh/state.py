@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from protos import mesh_pb2, stage_pb2
 from stagemesh.scheduler_state import SchedulerState, scheduler_from_proto
+from stagemesh.stage_state import StageState, stage_from_proto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,58 +21,6 @@ class WorkerState:
     memory_bytes: int
     pid: int
     state: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
-    """One tensor-parallel member of a stage; `worker_id` is empty while nobody has the place."""
-
-    rank: int
-    worker_id: str
-    weights_bytes: int
-    peak_rss_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageState:
-    """One stage; seconds, frames and bytes are rank 0's over the epoch, the hop is the leaving one.
-
-    Weights and loading are those of all ranks together, `peak_rss_bytes` is the largest rank's.
-    """
-
-    stage: int
-    first_layer: int
-    num_layers: int
-    worker_ids: tuple[str, ...]
-    compute_seconds: float
-    idle_seconds: float
-    receive_seconds: float
-    queue_seconds: float
-    send_seconds: float
-    send_hidden_seconds: float
-    num_frames_sent: int
-    num_bytes_sent: int
-    num_steps: int
-    weights_bytes: int
-    peak_rss_bytes: int
-    load_done_bytes: int
-    load_total_bytes: int
-    ranks: tuple[RankState, ...]
-
-    def since(self, earlier: "StageState") -> "StageState":
-        """The sums of the time after `earlier`, which must be of the same epoch."""
-        return replace(
-            self,
-            compute_seconds=self.compute_seconds - earlier.compute_seconds,
-            idle_seconds=self.idle_seconds - earlier.idle_seconds,
-            receive_seconds=self.receive_seconds - earlier.receive_seconds,
-            queue_seconds=self.queue_seconds - earlier.queue_seconds,
-            send_seconds=self.send_seconds - earlier.send_seconds,
-            send_hidden_seconds=self.send_hidden_seconds - earlier.send_hidden_seconds,
-            num_frames_sent=self.num_frames_sent - earlier.num_frames_sent,
-            num_bytes_sent=self.num_bytes_sent - earlier.num_bytes_sent,
-            num_steps=self.num_steps - earlier.num_steps,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,43 +136,12 @@ def _replica_from_proto(message: mesh_pb2.ReplicaState) -> ReplicaState:
         num_steps_in_flight=message.num_steps_in_flight,
         num_steps=message.num_steps,
         scheduler=scheduler_from_proto(message.scheduler),
-        stages=tuple(_stage_from_proto(stage) for stage in message.stages),
+        stages=tuple(stage_from_proto(stage) for stage in message.stages),
         num_prompt_tokens=message.num_prompt_tokens,
         num_generated_tokens=message.num_generated_tokens,
         phase=message.phase,
         serving=message.serving,
         num_waiting=message.num_waiting,
-    )
-
-
-def _stage_from_proto(message: mesh_pb2.StageState) -> StageState:
-    return StageState(
-        stage=message.stage,
-        first_layer=message.first_layer,
-        num_layers=message.num_layers,
-        worker_ids=tuple(message.worker_ids),
-        compute_seconds=message.compute_seconds,
-        idle_seconds=message.idle_seconds,
-        receive_seconds=message.receive_seconds,
-        queue_seconds=message.queue_seconds,
-        send_seconds=message.send_seconds,
-        send_hidden_seconds=message.send_hidden_seconds,
-        num_frames_sent=message.num_frames_sent,
-        num_bytes_sent=message.num_bytes_sent,
-        num_steps=message.num_steps,
-        weights_bytes=message.weights_bytes,
-        peak_rss_bytes=message.peak_rss_bytes,
-        load_done_bytes=message.load_done_bytes,
-        load_total_bytes=message.load_total_bytes,
-        ranks=tuple(
-            RankState(
-                rank=rank.rank,
-                worker_id=rank.worker_id,
-                weights_bytes=rank.weights_bytes,
-                peak_rss_bytes=rank.peak_rss_bytes,
-            )
-            for rank in message.ranks
-        ),
     )
 
 

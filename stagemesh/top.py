@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stagemesh.render import compact_table, layer_range, summary
-from stagemesh.state import MeshState, ReplicaState, StageState
+from stagemesh.stage_state import StageState
+from stagemesh.state import MeshState, ReplicaState
 from stagemesh.values import format_seconds, format_size
 
 _BAR_WIDTH: Final = 20

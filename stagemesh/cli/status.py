@@ -14,7 +14,15 @@ from rich.text import Text
 from runtime.tls import Role
 from stagemesh.cli.option_types import Address, ApiKey, Flag
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
-from stagemesh.render import hop_table, load_table, plan_table, stage_table, summary, worker_table
+from stagemesh.render import (
+    hop_table,
+    load_table,
+    plan_table,
+    rank_table,
+    stage_table,
+    summary,
+    worker_table,
+)
 from stagemesh.scheduler_tables import scheduler_tables
 from stagemesh.state import MeshState
 from stagemesh.sync_client import Client
@@ -79,4 +87,7 @@ def _tables(state: MeshState) -> Iterator[Table]:
     yield stage_table(state.replicas)
     if any(len(replica.stages) > 1 for replica in state.replicas):
         yield hop_table(state.replicas)
+    ranks = rank_table(state.replicas)
+    if ranks.row_count:
+        yield ranks
     yield load_table(state.replicas)

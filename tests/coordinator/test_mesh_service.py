@@ -12,6 +12,7 @@ from coordinator.mesh_service import MeshService
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime import rpc
 from runtime.devices import DeviceUsage
+from runtime.step import RankActivity
 from runtime.version import PROTOCOL_VERSION
 from stagemesh.ports import reserve
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
@@ -188,3 +189,24 @@ async def test_heartbeat_tells_the_load_of_the_device() -> None:
         while (told := membership.members[0].usage) is None:
             await worker.join.read()
         assert told == DeviceUsage(utilization=0.5, memory_used_bytes=7)
+
+
+async def test_heartbeat_tells_what_the_rank_did_and_in_which_epoch() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        assert worker.join is not None
+        activity = mesh_pb2.RankActivity(
+            epoch=stage_pb2.EpochId(coordinator_id="c1", counter=3),
+            num_steps=7,
+            compute_seconds=2.0,
+            wait_seconds=0.5,
+            num_bytes_sent=90,
+        )
+        heartbeat = mesh_pb2.Heartbeat(activity=activity)
+        await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=heartbeat))
+        member = membership.members[0]
+        while member.activity is None:
+            await worker.join.read()
+        assert member.activity == RankActivity(7, 2.0, 0.5, 90)
+        assert member.active_epoch == ("c1", 3)

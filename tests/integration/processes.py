@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -142,6 +142,14 @@ class Mesh:
         """What the mesh is doing."""
         with Client(self.target) as client:
             return client.state()
+
+    def until(self, is_so: Callable[[MeshState], bool]) -> MeshState:
+        """The first state of which `is_so` holds, at the latest after a while."""
+        deadline = time.monotonic() + STOP_SECONDS
+        with Client(self.target) as client:
+            while not is_so(state := client.state()):
+                assert time.monotonic() < deadline, state
+        return state
 
     def assert_idle(self) -> None:
         """Nothing runs or waits, and no slot or block is held, at the latest after a moment.

@@ -72,6 +72,26 @@ def assert_computes(mesh: Mesh, model: TinyModel) -> None:
         assert_matches_reference(model, prompt, answers.of(index))
 
 
+def assert_told_by_each_rank(mesh: Mesh) -> None:
+    """Each rank's own bytes and waits, once heartbeats have brought all of them."""
+    state = mesh.until(
+        lambda state: all(
+            rank.num_steps == stage.num_steps
+            for stage in state.replicas[0].stages
+            for rank in stage.ranks
+        )
+    )
+    stages = state.replicas[0].stages
+    first, (middle,), last = ([rank.num_bytes_sent for rank in stage.ranks] for stage in stages)
+    # Halves, each with its frames' headers, then the whole with those of three lanes.
+    assert first == pytest.approx([middle / 2] * 2, rel=0.2)
+    assert last == [0, 0, 0]
+    for stage in stages:
+        for rank in stage.ranks:
+            assert 0 <= rank.wait_seconds < rank.compute_seconds
+            assert (rank.wait_seconds > 0) == (len(stage.ranks) > 1)
+
+
 def test_stages_of_two_one_and_three_ranks_match_transformers(model: TinyModel) -> None:
     with serving(str(model.folder), "--tp", "2,1,3", *OPTIONS) as mesh:
         assert_computes(mesh, model)
@@ -81,12 +101,17 @@ def test_stages_of_two_one_and_three_ranks_match_transformers(model: TinyModel) 
             shares = [rank.weights_bytes / stage.weights_bytes for rank in stage.ranks]
             assert shares == pytest.approx([1 / len(shares)] * len(shares), abs=0.1)
         assert "2 rank 2" in run_command("status", "--target", mesh.target).stdout
+        assert_told_by_each_rank(mesh)
         mesh.assert_idle()
         mesh.stop()
 
 
-def test_sequential_stages_of_two_ranks_over_gloo_match_transformers(model: TinyModel) -> None:
-    split = ("--pp", "2", "--tp", "2", "--overlap", "off", "--backend", "gloo")
+@pytest.mark.parametrize(("overlap", "backend"), [("off", "gloo"), ("on", "gloo"), ("on", "shm")])
+def test_stages_of_two_ranks_with_any_overlap_match_transformers(
+    overlap: str, backend: str, model: TinyModel
+) -> None:
+    """Sends in turns, or steps in two slices that take turns; the same tokens as ever."""
+    split = ("--pp", "2", "--tp", "2", "--overlap", overlap, "--backend", backend)
     with serving(str(model.folder), *split, *OPTIONS) as mesh:
         assert_computes(mesh, model)
         mesh.assert_idle()

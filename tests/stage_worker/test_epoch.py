@@ -192,6 +192,11 @@ async def test_send_that_waits_while_the_device_computes_is_hidden() -> None:
         hidden = next(send for send in sends if send.step == 2)
         assert 0 < hidden.hidden_seconds <= hidden.seconds
         assert (hidden.num_frames, hidden.num_bytes > NUM_TOKENS * HIDDEN_SIZE * 4) == (1, True)
+        # As much of it as was told step by step, and a send that no step has told of yet.
+        assert session.activity.num_steps == session.num_steps == 6
+        assert session.activity.num_bytes_sent >= sum(send.num_bytes for send in sends)
+        assert session.activity.compute_seconds > 0
+        assert session.activity.wait_seconds == 0
 
 
 async def test_next_stage_without_credits_pushes_back_to_the_sender() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -14,6 +15,7 @@ from runtime import rpc
 from runtime.errors import InvalidRequestError, PortTakenError, WorkerRefusedError, find_error
 from runtime.version import PROTOCOL_VERSION
 from stage_worker import server as worker_server
+from stage_worker.collectives import shared_file
 from stage_worker.health import STAGE_SERVICE, WorkerHealth
 from stage_worker.server import WorkerOptions, serve_worker
 
@@ -56,6 +58,10 @@ def _read_metrics(address: str) -> str:
     return text.decode()
 
 
+def _names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
 async def _until_serving(channel: grpc.aio.Channel, service: str) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     watch = stub.Watch(health_pb2.HealthCheckRequest(service=service))
@@ -92,6 +98,23 @@ async def test_serve_worker_joins_answers_at_its_address_and_stops(listen: str) 
         assert "stagemesh_worker_joined 1.0" in metrics
         assert 'stagemesh_worker_state{state="empty"} 1.0' in metrics
         assert 'stagemesh_worker_kv_blocks{state="free"} 0.0' in metrics
+        stop.set()
+    await coordinator.stop(grace=None)
+
+
+async def test_serve_worker_sweeps_away_what_killed_ranks_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_file, "_folder", lambda: tmp_path)
+    shared_file.map_file(shared_file.block_path("left"), 4096).close()
+    assert _names_in(tmp_path) == [shared_file.block_path("left").name]
+    mesh = _Mesh(WELCOME)
+    coordinator, address = await _start(mesh)
+    stop = asyncio.Event()
+    async with asyncio.timeout(WAIT_SECONDS), asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve_worker(WorkerOptions(address, device="cpu"), stop))
+        await mesh.hellos.get()
+        assert _names_in(tmp_path) == []
         stop.set()
     await coordinator.stop(grace=None)
 

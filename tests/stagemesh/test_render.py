@@ -15,6 +15,7 @@ from stagemesh.render import (
     hop_table,
     load_table,
     plan_table,
+    rank_table,
     speed,
     stage_table,
     summary,
@@ -72,6 +73,24 @@ def test_stage_table_gives_the_busy_share(state: MeshState) -> None:
     first, second = rows(stage_table(state.replicas))
     assert first == ["0", "0-19", "11", "3.00 s", "1.00 s", "75%", "2.0 GiB"]
     assert second[5] == "-"
+
+
+def test_rank_table_tells_stages_of_several_ranks_apart(state: MeshState) -> None:
+    assert not rank_table(state.replicas).row_count
+    replica = state.replicas[0]
+    rank = replace(
+        replica.stages[0].ranks[0],
+        num_steps=11,
+        compute_seconds=3.0,
+        wait_seconds=1.0,
+        num_bytes_sent=2**20,
+    )
+    first = replace(replica.stages[0], ranks=(rank, replace(rank, rank=1, wait_seconds=0.0)))
+    wide = replace(replica, stages=(first, replica.stages[1]))
+    assert list(rows(rank_table((wide,)))) == [
+        ["0", "0", "11", "2.00 s", "1.00 s", "1.0 MiB"],
+        ["0", "1", "11", "3.00 s", "0 µs", "1.0 MiB"],
+    ]
 
 
 def test_tables_of_several_replicas_name_the_replica(state: MeshState) -> None:

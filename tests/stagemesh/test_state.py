@@ -40,3 +40,15 @@ def test_since_over_an_epochs_end_keeps_the_new_sums(
 ) -> None:
     replica = state_from_proto(state_message).replicas[0]
     assert replica.since(replace(replica, epoch=3)) == replica
+
+
+def test_ranks_since_an_earlier_state_tell_what_each_did_meanwhile(
+    state_message: mesh_pb2.GetStateResponse,
+) -> None:
+    activity = state_message.replicas[0].stages[0].ranks[0].activity
+    activity.CopyFrom(mesh_pb2.RankActivity(num_steps=2, compute_seconds=3.0, wait_seconds=1.0))
+    earlier = state_from_proto(state_message).replicas[0]
+    activity.MergeFrom(mesh_pb2.RankActivity(num_steps=5, compute_seconds=7.5, num_bytes_sent=9))
+    rank = state_from_proto(state_message).replicas[0].since(earlier).stages[0].ranks[0]
+    assert (rank.num_steps, rank.compute_seconds, rank.wait_seconds) == (3, 4.5, 0.0)
+    assert (rank.work_seconds, rank.num_bytes_sent) == (4.5, 9)

@@ -2,14 +2,18 @@
 
 import io
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
 from protos import mesh_pb2
-from stagemesh.state import MeshState, RecoveryState, StageState, state_from_proto
+from stagemesh.state import MeshState, RecoveryState, state_from_proto
 from stagemesh.top import picture
 from tests.integration.processes import run_command
+
+if TYPE_CHECKING:
+    from stagemesh.stage_state import StageState
 
 
 @pytest.fixture
