@@ -289,3 +289,4 @@ def test_keepalive_of_both_ends_agrees() -> None:
         assert options["grpc.keepalive_permit_without_calls"] == 1
     assert client["grpc.keepalive_time_ms"] > server["grpc.http2.min_ping_interval_without_data_ms"]
     assert client["grpc.keepalive_time_ms"] + client["grpc.keepalive_timeout_ms"] <= 15_000
+    assert client["grpc.http2.ping_timeout_ms"] == client["grpc.keepalive_timeout_ms"]
