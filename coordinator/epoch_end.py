@@ -9,9 +9,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Never
 
 from coordinator.membership import Member
-from coordinator.patience import LASTING
 from runtime.errors import (
     EpochEndedError,
+    LinkBrokenError,
     StagemeshError,
     WorkerDiedError,
     WorkerFailedError,
@@ -40,7 +40,7 @@ _ECHOES: Final = frozenset(
 )
 
 
-async def raise_end(error: EpochEndedError) -> Never:
+async def raise_end(error: StagemeshError) -> Never:
     """Raises `error`, an echo only after a moment."""
     if _is_echo(error):
         await asyncio.sleep(ECHO_SECONDS)
@@ -59,14 +59,25 @@ async def end_of(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
     raise AssertionError("an epoch ends with an error only")
 
 
-def culprits(cause: StagemeshError, members: Sequence[Member]) -> list[Member]:
-    """Whom the end speaks against: the worker it names, else those that never served."""
+def suspects_of(
+    cause: StagemeshError, members: Sequence[Member], *, was_serving: bool
+) -> Sequence[Member]:
+    """Whom an end speaks against that was not planned: one of these is to blame, or nobody.
+
+    Those that the cause names. Where it names nobody, and the epoch did not come to serve, those
+    that never have, else all of them; while requests run, it may be a request's fault.
+    """
     if isinstance(cause, _NAMES_WORKER):
         return [member for member in members if member.name == cause.worker]
-    if isinstance(cause, LASTING):
-        return [member for member in members if not member.has_served]
-    return []
+    if isinstance(cause, LinkBrokenError):
+        return [member for member in members if member.name in (cause.worker, cause.peer)]
+    if was_serving:
+        return []
+    return [member for member in members if not member.has_served] or members
 
 
 def _is_echo(error: StagemeshError) -> bool:
+    # A worker that reaches another no more may say so before the other is known to be gone.
+    if isinstance(error, LinkBrokenError):
+        return True
     return isinstance(error, EpochEndedError) and error.cause in _ECHOES

@@ -3,10 +3,20 @@
 Doors ask for keys, the mesh for certificates.
 """
 
+from dataclasses import dataclass
+
 from coordinator.api_keys import read_key_file
 from coordinator.options import CoordinatorOptions
-from runtime.errors import OpenDoorError
-from runtime.tls import check_mesh_address, is_loopback
+from runtime.errors import OpenDoorError, WorkerRefusedError
+from runtime.tls import MeshTls, check_mesh_address, is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far links of the mesh may go: without `tls` on loopback only, unless `is_insecure`."""
+
+    tls: MeshTls | None = None
+    is_insecure: bool = False
 
 
 def check_access(options: CoordinatorOptions) -> None:
@@ -21,3 +31,17 @@ def check_access(options: CoordinatorOptions) -> None:
         for address in (options.grpc, options.http):
             if not is_loopback(address):
                 raise OpenDoorError(address=address)
+
+
+def check_worker_address(address: str, reach: Reach) -> None:
+    """Raises `WorkerRefusedError` for an address that this mesh dials for nobody.
+
+    A mesh for loopback alone asks nobody who they are: whoever joins it could have it dial anything
+    that this machine reaches.
+    """
+    if reach.tls is None and not reach.is_insecure and not is_loopback(address):
+        reason = (
+            "this mesh has no TLS and stays on loopback; give --tls-dir everywhere, or start the "
+            "coordinator with --insecure-mesh in a network that you trust"
+        )
+        raise WorkerRefusedError(worker=address, reason=reason)

@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from coordinator.assignment import Assignment
 from runtime.devices import DeviceUsage
@@ -47,9 +48,10 @@ class Member:
 
     `replica` is the one that it is lent to; `has_served` says that a canary came out right through
     it, `usage` what its device said last, `activity` what it did in the epoch `active_epoch`, which
-    is a coordinator's id and a counter. `drain_deadline` is when it leaves at the latest, in the
-    event loop's time, and infinite while it is not asked to. `is_released` says that it has left
-    because it was.
+    is a coordinator's id and a counter. `blame` is its part in tries that came to nothing: one
+    for each that it spoiled alone, less where others may have. `drain_deadline` is when it leaves
+    at the latest, in the event loop's time, and infinite while it is not asked to. `is_released`
+    says that it has left because it was.
     """
 
     identity: WorkerIdentity
@@ -59,6 +61,7 @@ class Member:
     activity: RankActivity | None = None
     active_epoch: tuple[str, int] = ("", 0)
     has_served: bool = False
+    blame: Fraction = Fraction(0)
     drain_deadline: float = math.inf
     is_released: bool = False
     gone_reason: str = ""
@@ -68,6 +71,11 @@ class Member:
     def name(self) -> str:
         """What people call it: where it answers."""
         return self.identity.address
+
+    @property
+    def is_guilty(self) -> bool:
+        """It has spoiled a try, not only been there when one was."""
+        return self.blame >= 1
 
     @property
     def is_draining(self) -> bool:
@@ -89,8 +97,8 @@ class Membership:
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
         self._members: dict[str, Member] = {}
-        # Worker ids of those that were put out and are not back.
-        self._put_out: set[str] = set()
+        # By worker id, also of those that are out: they may be back. The latest come last.
+        self._blames: dict[str, Fraction] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -99,25 +107,27 @@ class Membership:
         return tuple(self._members.values())
 
     def join(self, identity: WorkerIdentity, held: Assignment | None = None) -> Member:
-        """Lets a worker in, which may hold a part of a model from before.
+        """Lets a worker in, which may hold a part of a model from before; raises what `check` does.
 
-        Raises `ProtocolVersionError` or `WorkerRefusedError`.
+        It keeps the blame that it went with.
         """
+        self.check(identity)
+        for member in self._predecessors(identity):
+            self.leave(member, "it joined anew")
+        blame = self._blames.get(identity.worker_id, Fraction(0))
+        member = Member(identity, held, blame=blame)
+        self._members[identity.worker_id] = member
+        self._changed.set()
+        return member
+
+    def check(self, identity: WorkerIdentity) -> None:
+        """Raises `ProtocolVersionError` or `WorkerRefusedError` for a worker that may not join."""
         if identity.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(expected=PROTOCOL_VERSION, actual=identity.protocol_version)
         reason = self._refusal(identity)
         if reason:
             worker = identity.address[:MAX_FIELD_LENGTH] or "without an address"
             raise WorkerRefusedError(worker=worker, reason=reason)
-        for member in self._predecessors(identity):
-            self.leave(member, "it joined anew")
-        if identity.worker_id in self._put_out:
-            self._put_out.remove(identity.worker_id)
-            held = None
-        member = Member(identity, held)
-        self._members[identity.worker_id] = member
-        self._changed.set()
-        return member
 
     def leave(self, member: Member, reason: str) -> None:
         """Takes a worker out; whoever watches it learns why. Only the first call counts."""
@@ -128,14 +138,27 @@ class Membership:
         member.gone.set()
         self._changed.set()
 
-    def put_out(self, member: Member, reason: str) -> None:
-        """Takes out a worker that spoiled a try.
+    def blame(self, suspects: Iterable[Member]) -> list[Member]:
+        """Counts a try that one of `suspects` has spoiled; returns those that are guilty by now.
 
-        When it is back, it counts as one that holds nothing: else it would be chosen for its
-        weights again, before those that have not been tried.
+        Each gets the same part of the blame. One that left by itself is not blamed: nobody had to
+        find out that it is gone.
         """
-        self._put_out.add(member.identity.worker_id)
-        self.leave(member, reason)
+        there = [member for member in suspects if not member.gone.is_set()]
+        for member in there:
+            member.blame += Fraction(1, len(there))
+            self._blames.pop(member.identity.worker_id, None)
+            self._blames[member.identity.worker_id] = member.blame
+        while len(self._blames) > self._max_workers:
+            del self._blames[next(iter(self._blames))]
+        return [member for member in there if member.is_guilty]
+
+    def acquit(self, members: Iterable[Member]) -> None:
+        """They serve together, so none of them is broken."""
+        for member in members:
+            member.has_served = True
+            member.blame = Fraction(0)
+            self._blames.pop(member.identity.worker_id, None)
 
     @property
     def free(self) -> tuple[Member, ...]:

@@ -4,26 +4,25 @@ The stream's life is the worker's membership; what membership means is in `membe
 """
 
 import asyncio
-import os
 
 import grpc
 
 from coordinator.assignment_codec import assignment_from_proto
 from coordinator.draining import MAX_GRACE_SECONDS
+from coordinator.exposure import Reach, check_worker_address
 from coordinator.membership import Member, Membership, WorkerIdentity
+from coordinator.preflight import find_problem
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_from_proto
-from runtime.errors import InvalidRequestError, RefusedWorkerError
+from runtime.errors import RefusedWorkerError
 from runtime.logs import get_logger
 from runtime.result_codec import activity_from_proto
-from runtime.rpc import split_address
+from runtime.version import BUILD
 
 _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
 
 # A process that was killed and one that left look the same from here.
 _STREAM_ENDED = "its Join stream ended"
-# A host that drops packets does not refuse; one on the same network answers much sooner.
-_PREFLIGHT_SECONDS = 3.0
 # A trailer must hold it.
 _MAX_REASON = 1_000
 
@@ -43,11 +42,13 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         coordinator_id: str,
         heartbeat_seconds: float,
         timeout_seconds: float,
+        reach: Reach,
     ) -> None:
         self._membership = membership
         self._coordinator_id = coordinator_id
         self._heartbeat_seconds = heartbeat_seconds
         self._timeout_seconds = timeout_seconds
+        self._reach = reach
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -62,16 +63,18 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         hello = await self._read_hello(context)
         if hello is None:
             return
-        if problem := await _unreachable(hello.address):
-            _log.warning("worker_unreachable", worker=hello.address, problem=problem)
-            detail = f"the coordinator cannot reach this worker at {hello.address}: {problem}; "
-            hint = "give --listen an address and port that it can reach"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, (detail + hint)[:_MAX_REASON])
+        identity = _identity(hello)
         try:
-            held = assignment_from_proto(hello.held)
-            member = self._membership.join(_identity(hello), held)
+            self._membership.check(identity)
+            check_worker_address(identity.address, self._reach)
+            if problem := await find_problem(identity, self._reach.tls):
+                _log.warning("worker_unreachable", worker=identity.address, problem=problem)
+                detail = f"the coordinator cannot reach this worker at {identity.address}: "
+                detail += f"{problem}; give --listen an address and port that it can reach"
+                await context.abort(grpc.StatusCode.UNAVAILABLE, detail[:_MAX_REASON])
+            member = self._membership.join(identity, assignment_from_proto(hello.held))
         except RefusedWorkerError as error:
-            _log.warning("worker_refused", worker=hello.address, reason=str(error))
+            _log.warning("worker_refused", worker=identity.address, reason=str(error))
             await context.write(
                 mesh_pb2.CoordinatorMessage(refusal=mesh_pb2.Refusal(reason=str(error)))
             )
@@ -96,7 +99,10 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         Returns why somebody else took it out, if that was the end; one that was asked to leave is
         told that it may go.
         """
-        _log.info("worker_joined", worker=member.name, worker_id=member.identity.worker_id)
+        identity = member.identity
+        _log.info("worker_joined", worker=member.name, worker_id=identity.worker_id)
+        if identity.build != BUILD:
+            _log.warning("builds_differ", worker=member.name, theirs=identity.build, ours=BUILD)
         reason = _STREAM_ENDED
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -149,22 +155,6 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
     async def _end_on_close(self) -> None:
         await self._closing.wait()
         raise _JoinEndedError("the coordinator stops")
-
-
-async def _unreachable(address: str) -> str:
-    """Why nobody answers there, empty if somebody does: found out now, not when it is needed."""
-    try:
-        host, port = split_address(address)
-        async with asyncio.timeout(_PREFLIGHT_SECONDS):
-            _, writer = await asyncio.open_connection(host, port)
-    except TimeoutError:
-        return f"no answer within {_PREFLIGHT_SECONDS:g} s"
-    except OSError as error:
-        return os.strerror(error.errno) if error.errno else str(error)
-    except InvalidRequestError:
-        return ""  # `Membership.join` says what is wrong with it
-    writer.close()
-    return ""
 
 
 async def _end_when_gone(member: Member) -> None:

@@ -39,9 +39,13 @@ class Patience:
         self._num_failures = 0 if has_just_served else self._num_failures + 1
         self._num_equal_failures = self._num_equal_failures + 1 if is_same else 1
 
-    def is_over(self, cause: StagemeshError, *, has_served: bool) -> bool:
-        """Whether to give up after `cause`, which was counted; never once the mesh has served."""
-        if has_served:
+    def is_over(self, cause: StagemeshError, *, has_served: bool, has_others: bool = False) -> bool:
+        """Whether to give up after `cause`, which was counted.
+
+        Never once the mesh has served, nor while `has_others`: workers for another try that have
+        spoiled none.
+        """
+        if has_served or has_others:
             return False
         is_repeated = min(self._num_failures, self._num_equal_failures) >= _MAX_EQUAL_FAILURES
         if is_repeated and not isinstance(cause, WorkerDiedError):

@@ -23,9 +23,26 @@ def place(
 
     A stage goes first where most of it is loaded already, then to the host whose free worker joined
     first. Large stages choose before small ones (first-fit decreasing), which finds a place
-    whenever there is one if all stages have as many ranks.
+    whenever there is one if all stages have as many ranks. Of those that have a part in tries that
+    came to nothing, no more are taken than must be, those with the least blame first.
     """
     members = _computing(members)
+    blamed = [member for member in members if member.blame]
+    blamed.sort(key=lambda member: (member.blame, not _holds(member, assignments)))
+    usable = [member for member in members if not member.blame]
+    placed = _place(assignments, usable)
+    while placed is None and blamed:
+        usable.append(blamed.pop(0))
+        placed = _place(assignments, usable)
+    return placed
+
+
+def _place(
+    assignments: Sequence[Assignment], members: Sequence[Member]
+) -> tuple[Member, ...] | None:
+    """Likewise, whatever they are blamed for."""
+    if len(members) < len(assignments):
+        return None
     stages = list(_by_stage(assignments))
     stages.sort(key=lambda ranks: (-_num_held(ranks, members), -len(ranks)))
     # Who holds another stage's part is taken only where nobody else is free.

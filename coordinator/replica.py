@@ -16,7 +16,7 @@ from coordinator.canary_run import check_route, find_reference
 from coordinator.commons import Commons
 from coordinator.engine import Engine
 from coordinator.epoch import open_streams
-from coordinator.epoch_end import culprits, end_of
+from coordinator.epoch_end import end_of, suspects_of
 from coordinator.formation import (
     Ranks,
     by_stage,
@@ -26,12 +26,13 @@ from coordinator.formation import (
     open_epoch,
 )
 from coordinator.membership import Member
-from coordinator.patience import LASTING, Patience
+from coordinator.patience import Patience
 from coordinator.phases import NEXT_PHASES, Phase
 from coordinator.replica_plan import ReplicaPlan
 from coordinator.stages import EpochId, EpochPlan, StageLink
 from coordinator.succession import Succession, is_planned
 from coordinator.telemetry import ReplicaTelemetry
+from runtime.errors import StagemeshError
 from runtime.logs import get_logger
 from runtime.version import BUILD
 from scheduler import SchedulerLimits
@@ -101,28 +102,41 @@ class Replica:
             if self.is_serving:
                 self.telemetry.stop_serving(self.engine.clock(), self.epoch.counter, cause)
             is_on_purpose = is_planned(cause)
+            guilty: list[Member] = []
             if not is_on_purpose:
                 self._patience.count(cause, has_just_served=self.is_serving)
-            if self._patience.is_over(cause, has_served=self._commons.has_served):
+                suspects = suspects_of(cause, self.members, was_serving=self.is_serving)
+                guilty = self._membership.blame(suspects)
+            if self._patience.is_over(
+                cause,
+                has_served=self._commons.has_served,
+                has_others=self._plan.has_others(self.members),
+            ):
                 self.failure = str(cause)
                 self._enter(Phase.FAILED)
                 self._log.error("replica_failed", cause=self.failure)
                 return
-            self._enter(Phase.ENDED)
-            log = self._log.info if is_on_purpose else self._log.warning
-            log("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
-            self.engine.end_epoch(cause, is_planned=is_on_purpose)
-            is_lasting = isinstance(cause, LASTING)
-            put_out = self._membership.put_out if is_lasting else self._membership.leave
-            for member in culprits(cause, self.members):
-                # Whoever is alive joins anew, behind those that have not been tried.
-                put_out(member, self.last_cause)
-            spares = self._succession.spares if self._succession else ()
-            self._membership.give_back((*self.members, *spares))
-            self.members, self._succession = (), None
+            self._end_epoch(cause, guilty, is_on_purpose=is_on_purpose)
             if not is_on_purpose:
                 await asyncio.sleep(self._patience.pause_seconds)
             self._enter(Phase.WAITING)
+
+    def _end_epoch(
+        self, cause: StagemeshError, guilty: Sequence[Member], *, is_on_purpose: bool
+    ) -> None:
+        """Requests wait again, workers stand by again, but for those that spoiled it."""
+        if guilty:
+            self.last_cause += f"; put out: {', '.join(member.name for member in guilty)}"
+        self._enter(Phase.ENDED)
+        log = self._log.info if is_on_purpose else self._log.warning
+        log("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
+        self.engine.end_epoch(cause, is_planned=is_on_purpose)
+        for member in guilty:
+            # Whoever is alive joins anew, behind those that have not been tried.
+            self._membership.leave(member, self.last_cause)
+        spares = self._succession.spares if self._succession else ()
+        self._membership.give_back((*self.members, *spares))
+        self.members, self._succession = (), None
 
     async def _run_epoch(self, members: tuple[Member, ...]) -> None:
         """Never returns: one try from loading to serving, over when anything in it fails."""
@@ -147,13 +161,9 @@ class Replica:
             await self._serve(by_stage(links, self.assignments), limits, reference)
 
     async def _watch_succession(self) -> Never:
+        plan, members = self._plan, self.members
         self._succession = Succession(
-            self.assignments,
-            self._plan.asked_for,
-            self.members,
-            self.engine,
-            self._membership,
-            self._plan.options,
+            plan.assignments, plan.asked_for, members, self.engine, self._membership, plan.options
         )
         await self._succession.run()
 
@@ -197,21 +207,16 @@ class Replica:
             overlap=options.overlap,
         )
         await open_epoch(stages, plan)
+        vocab_size = self._commons.model.config.vocab_size
         async with open_streams(
-            plan,
-            stages,
-            options.call_seconds,
-            engine.wake,
-            self.telemetry.record,
-            self._commons.model.config.vocab_size,
+            plan, stages, options.call_seconds, engine.wake, self.telemetry.record, vocab_size
         ) as streams:
             self._enter(Phase.CANARY)
             make_loop = partial(engine.make_loop, streams)
             await check_route(make_loop, limits, reference, self.assignments[0].dtype)
             self._enter(Phase.SERVING)
             self._commons.has_served = True
-            for member in self.members:
-                member.has_served = True
+            self._membership.acquit(self.members)
             self._show_start(limits)
             credits = self.telemetry.metrics.free_credits.labels(str(self.number))
             credits.set_function(lambda: streams.num_credits)

@@ -48,6 +48,18 @@ class ReplicaPlan:
         """What the plan waits for, for people."""
         return what_is_missing(self.assignments, self._commons.membership.free)
 
+    def has_others(self, members: Sequence[Member]) -> bool:
+        """Whether workers that spoiled nothing could carry it out, and not just `members` again."""
+        there = [
+            member
+            for member in self._commons.membership.members
+            if member.replica in (None, self._replica)
+            and not member.is_guilty
+            and not member.is_draining
+        ]
+        placed = place(self.assignments, there)
+        return placed is not None and set(placed) != set(members)
+
     async def take_members(self) -> tuple[Member, ...]:
         """Workers for the plan that was asked for, after a while for one that makes do with fewer.
 

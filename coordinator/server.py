@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.coordinator import Coordinator
-from coordinator.exposure import check_access
+from coordinator.exposure import Reach, check_access
 from coordinator.guard import GrpcGuard
 from coordinator.http.app import make_app
 from coordinator.http.server import HttpServer
@@ -79,6 +79,7 @@ async def serve_coordinator(
         coordinator.coordinator_id,
         options.heartbeat_seconds,
         options.heartbeat_timeout_seconds,
+        Reach(options.mesh_tls, options.is_mesh_insecure),
     )
     health_servicer = health.aio.HealthServicer()
     door = _make_door(coordinator, health_servicer)

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -16,10 +16,12 @@ import grpc.aio
 from coordinator.assignment import Assignment, LoadReport
 from coordinator.assignment_codec import BACKENDS, OVERLAPS, assignment_to_proto
 from coordinator.canary import CanaryReference
+from coordinator.epoch_end import raise_end
 from coordinator.membership import Member
+from coordinator.stage_errors import opening_error, stage_error
 from protos import stage_pb2, stage_pb2_grpc
-from runtime.errors import StagemeshError, WorkerDiedError, WorkerFailedError, WorkerRefusedError
-from runtime.rpc import dial, error_from_rpc
+from runtime.errors import WorkerDiedError
+from runtime.rpc import dial
 from runtime.tls import MeshTls, Role
 
 ProgressFn = Callable[[int, int], None]
@@ -29,15 +31,8 @@ ResultsCall = grpc.aio.UnaryStreamCall[stage_pb2.ResultsRequest, stage_pb2.StepR
 RequestT = TypeVar("RequestT")
 ProgressT = TypeVar("ProgressT")
 
-# Statuses that say nothing about the request itself: the same call may work on the next try.
-_TRANSIENT = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.ABORTED,
-)
-# Statuses of a worker that failed at what it, or another, may do on another try.
-_FAILURES = ("INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED")
+# A worker answers `Status` at any time, also while it loads.
+STATUS_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +124,15 @@ class StageLink:
         )
 
     async def held_report(self, assignment: Assignment) -> LoadReport | None:
-        """The report of a worker that holds just this part already, None if it does not."""
+        """The report of a worker that holds just this part already, None if it does not.
+
+        The first call of every try: a worker that can be reached by nobody is found out here.
+        """
+        timeout = min(STATUS_SECONDS, self._call_seconds)
         try:
-            status = await self._stub.Status(stage_pb2.StatusRequest(), timeout=self._call_seconds)
+            status = await self._stub.Status(stage_pb2.StatusRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from None
+            raise stage_error(error, self.member.name) from None
         is_loaded = status.state in (
             stage_pb2.WORKER_STATE_LOADED,
             stage_pb2.WORKER_STATE_SERVING,
@@ -199,7 +198,10 @@ class StageLink:
         try:
             await self._stub.OpenEpoch(request, timeout=self._call_seconds)
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from None
+            failure = opening_error(error, self.member.name, place.next_addresses)
+        else:
+            return
+        await raise_end(failure)
 
     def results(self, epoch: EpochId) -> ResultsCall:
         """Opens the stream of results of `epoch`; the caller cancels it."""
@@ -226,14 +228,6 @@ class StageLink:
             detail = f"no progress within {self._progress_seconds:g} s"
             raise WorkerDiedError(worker=self.member.name, detail=detail) from None
         except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from None
+            raise stage_error(error, self.member.name) from None
         finally:
             call.cancel()
-
-    def _translate(self, error: grpc.aio.AioRpcError) -> StagemeshError:
-        _, message = error_from_rpc(error)
-        if error.code() in _TRANSIENT:
-            return WorkerDiedError(worker=self.member.name, detail=message)
-        if error.code().name in _FAILURES:
-            return WorkerFailedError(worker=self.member.name, reason=message)
-        return WorkerRefusedError(worker=self.member.name, reason=message)

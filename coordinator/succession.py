@@ -12,6 +12,7 @@ from typing import Never
 
 from coordinator.assignment import Assignment
 from coordinator.engine import Engine
+from coordinator.epoch_end import suspects_of
 from coordinator.membership import Member, Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.places import place
@@ -21,6 +22,7 @@ from runtime.logs import get_logger
 
 DRAINED = "drained"
 REGROWN = "regrown"
+_MAX_BLAME = 2
 
 _log = get_logger()
 
@@ -72,10 +74,11 @@ class Succession:
     def _has_news(self) -> bool:
         if self._draining:
             return True
-        is_smaller = len(self._wanted) > len(self._assignments)
-        return (
-            is_smaller and place(self._wanted, [*self._staying, *self._membership.free]) is not None
-        )
+        if len(self._wanted) == len(self._assignments):
+            return False
+        # Who spoils one try after the other is no reason to end what serves.
+        free = [member for member in self._membership.free if member.blame < _MAX_BLAME]
+        return place(self._wanted, [*self._staying, *free]) is not None
 
     async def _hand_over(self) -> None:
         """Returns when nobody needs those that leave, or they will not wait any longer."""
@@ -101,14 +104,22 @@ class Succession:
                         tasks.create_task(self._load(part, member))
             except* StagemeshError as group:
                 cause = find_error(group)
-                _log.warning("spare_failed", cause=str(cause))
-                for member in self.spares:
-                    self._membership.leave(member, str(cause))
+                assert cause is not None
+                self._put_out_spares(cause)
             else:
                 return
 
+    def _put_out_spares(self, cause: StagemeshError) -> None:
+        """Those that failed; the others stand by again."""
+        _log.warning("spare_failed", cause=str(cause))
+        suspects = suspects_of(cause, self.spares, was_serving=False)
+        for member in self._membership.blame(suspects):
+            self._membership.leave(member, str(cause))
+        self._membership.give_back(self.spares)
+        self.spares = ()
+
     def _find_spares(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
-        successors = self._successors(free)
+        successors = self._successors([member for member in free if not member.is_guilty])
         return tuple(member for _, member in successors) or None
 
     def _successors(self, spares: Sequence[Member]) -> list[tuple[Assignment, Member]]:

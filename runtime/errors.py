@@ -738,6 +738,13 @@ class EpochEndedError(UnavailableError):
         return cls(cause=cause, detail=f"{who}: {detail}" if who else detail)
 
 
+@dataclass(eq=False, kw_only=True)
+class NextStageError(EpochEndedError):
+    """Raised when the stream to the next stage at `address` does not open, or ends."""
+
+    address: str
+
+
 # ---- workers -------------------------------------------------------------------------------------
 
 
@@ -817,6 +824,20 @@ class WorkerDiedError(UnavailableError):
     code = "worker_died"
     template = "worker {worker} is gone: {detail}"
     worker: str
+    detail: str
+
+
+@dataclass(eq=False, kw_only=True)
+class LinkBrokenError(UnavailableError):
+    """Raised when one worker does not reach another; which of the two is to blame is not known."""
+
+    code = "link_broken"
+    template = (
+        "worker {worker} does not reach worker {peer}: {detail}; "
+        "workers must reach each other at the addresses that they --listen on or --advertise"
+    )
+    worker: str
+    peer: str
     detail: str
 
 

@@ -18,7 +18,7 @@ import torch
 
 from protos import stage_pb2
 from runtime import rpc
-from runtime.errors import EpochEndedError, FrameError, WindowExceededError
+from runtime.errors import EpochEndedError, FrameError, NextStageError, WindowExceededError
 from stage_worker.lanes import Interval
 from stage_worker.transport import CHUNK_BYTES, ForwardCall, WireFrame, open_forward
 
@@ -117,8 +117,9 @@ class NextStage:
     def _broken(self, error: grpc.aio.AioRpcError) -> EpochEndedError:
         return rpc.epoch_end_from_rpc(error, self._name)
 
-    def _ended(self, detail: str) -> EpochEndedError:
-        return EpochEndedError(cause="next_stage", detail=f"{self._name}: {detail}")
+    def _ended(self, detail: str) -> NextStageError:
+        address = self._plan.address
+        return NextStageError(cause="next_stage", detail=f"{self._name}: {detail}", address=address)
 
     @property
     def _name(self) -> str:

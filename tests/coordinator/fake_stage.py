@@ -15,11 +15,17 @@ import grpc.aio
 
 from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
-from runtime.errors import EpochEndedError, StagemeshError
+from runtime.errors import EpochEndedError, NextStageError, StagemeshError
 from runtime.result_codec import result_to_proto
 from runtime.step import SampledToken, ScoredToken, SlotSampling, StageTiming, Step, StepResult
 from runtime.step_codec import header_to_step
 from tests.coordinator.toy_model import toy_logprobs, toy_top
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 @dataclass(slots=True)
@@ -36,8 +42,13 @@ class Behaviour:
     # The prompt that ends the epoch whenever it comes.
     poison: tuple[int, ...] = ()
     withhold_credits: bool = False
+    # Addresses of workers that it does not reach.
+    unreachable: set[str] = field(default_factory=set)
+    # It loads, and tells its status, only while these are set.
+    loading: asyncio.Event = field(default_factory=_set_event)
+    answering: asyncio.Event = field(default_factory=_set_event)
     # Steps are taken only while this is set.
-    running: asyncio.Event = field(default_factory=asyncio.Event)
+    running: asyncio.Event = field(default_factory=_set_event)
 
 
 class Slots:
@@ -91,6 +102,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
     async def Load(  # type: ignore[override]  # noqa: N802
         self, request: stage_pb2.LoadRequest, context: Any
     ) -> None:
+        await self.behaviour.loading.wait()
         if self.behaviour.load_error is not None:
             raise self.behaviour.load_error
         self.num_loads += 1
@@ -117,6 +129,10 @@ class FakeStage(stage_pb2_grpc.StageServicer):
     async def OpenEpoch(  # noqa: N802
         self, request: stage_pb2.OpenEpochRequest, context: Any
     ) -> stage_pb2.OpenEpochResponse:
+        for peer in request.next:
+            if peer.address in self.behaviour.unreachable:
+                detail = f"next stage {peer.address}: told to fail"
+                raise NextStageError(cause="next_stage", detail=detail, address=peer.address)
         self.slots = Slots()
         self.epoch, self.opening = request.epoch, request
         self._results = asyncio.Queue(1024)
@@ -157,6 +173,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
     async def Status(  # noqa: N802
         self, request: stage_pb2.StatusRequest, context: Any
     ) -> stage_pb2.StatusResponse:
+        await self.behaviour.answering.wait()
         state = stage_pb2.WORKER_STATE_LOADED if self.num_loads else stage_pb2.WORKER_STATE_EMPTY
         return stage_pb2.StatusResponse(
             worker_id=self.worker_id,

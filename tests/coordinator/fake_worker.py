@@ -74,7 +74,6 @@ async def fake_worker(
 ) -> AsyncIterator[FakeWorker]:
     """A worker that has joined the mesh, if one is named, and is killed at the end."""
     stage = FakeStage(worker_id, Behaviour(**behaviour))
-    stage.behaviour.running.set()
     server = rpc.make_server()
     stage_pb2_grpc.add_StageServicer_to_server(stage, server)
     address = await rpc.bind(server, "127.0.0.1:0")

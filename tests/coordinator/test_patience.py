@@ -50,6 +50,15 @@ def test_patience_after_the_first_service_never_ends(cause: StagemeshError) -> N
     assert failures_until_over(patience, cause, has_served=True) == 20
 
 
+@pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED])
+def test_patience_with_workers_that_spoiled_nothing_goes_on(cause: StagemeshError) -> None:
+    patience = Patience(0.1, 1.0)
+    for _ in range(20):
+        patience.count(cause, has_just_served=False)
+        assert not patience.is_over(cause, has_served=False, has_others=True)
+    assert patience.is_over(cause, has_served=False, has_others=False)
+
+
 def test_patience_with_workers_that_fail_in_turn_ends() -> None:
     patience = Patience(0.1, 1.0)
     causes = [WorkerFailedError(worker=f"w{n}", reason=f"{n} bytes short") for n in range(5)]

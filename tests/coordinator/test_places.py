@@ -79,12 +79,33 @@ def test_place_worker_that_spoiled_a_try_comes_behind_newcomers_though_it_holds_
         replace(member(name).identity, protocol_version=PROTOCOL_VERSION) for name in "abc"
     )
     membership.join(good, held=plan[0])
-    membership.put_out(membership.join(bad, held=plan[1]), "its canary is wrong")
+    spoiler = membership.join(bad, held=plan[1])
+    assert membership.blame([spoiler]) == [spoiler]
+    membership.leave(spoiler, "its canary is wrong")
     membership.join(newcomer)
     back = membership.join(bad, held=plan[1])
     assert names(place(plan, membership.free)) == ["a", "c"]
+    membership.acquit([back])
     membership.leave(back, "its network was gone")
-    assert membership.join(bad, held=plan[1]).held == plan[1]
+    membership.join(bad, held=plan[1])
+    assert names(place(plan, membership.free)) == ["a", "b"]
+
+
+def test_place_of_two_that_may_have_spoiled_a_try_no_more_are_taken_than_must_be(
+    plan: tuple[Assignment, ...],
+) -> None:
+    membership = Membership(max_workers=3)
+    first, second = (
+        membership.join(replace(member(name).identity, protocol_version=PROTOCOL_VERSION), part)
+        for name, part in zip("ab", plan, strict=True)
+    )
+    assert membership.blame([first, second]) == []
+    assert names(place(plan, membership.free)) == ["a", "b"]
+    membership.join(replace(member("c").identity, protocol_version=PROTOCOL_VERSION))
+    assert names(place(plan, membership.free)) == ["a", "c"]
+    # The other try came to nothing, too, so it was the one that was there both times.
+    assert membership.blame([first, membership.members[2]]) == [first]
+    assert names(place(plan, membership.free)) == ["c", "b"]
 
 
 def test_place_too_few_workers_is_none(plan: tuple[Assignment, ...]) -> None:

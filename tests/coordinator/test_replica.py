@@ -203,7 +203,7 @@ async def test_replica_cancelled_while_its_epoch_fails_ends(
 
 async def test_replica_worker_whose_stage_does_not_answer_is_passed_over(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh, fake_worker("ghost") as ghost:
-        async with fake_worker("away") as away:
+        async with fake_worker("ghost") as away:
             address = away.address
             await ghost.join_mesh(mesh.mesh, address=address)
         for number in range(2):
