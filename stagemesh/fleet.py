@@ -1,4 +1,4 @@
-"""Owns the workers of one machine as child processes: one for each device, restarted when they die.
+"""Owns the workers of one machine as child processes: one for each device, restarted when they end.
 
 It knows no coordinator; it passes log lines on and shows nothing.
 """
@@ -9,19 +9,34 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from runtime.errors import LaunchError
+from runtime.tls import MeshTls, Role
 from stagemesh.children import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, Child, LineFn
-from stagemesh.ports import free_address
+from stagemesh.ports import dialable, free_address
+from stagemesh.vigil import until_frozen
 
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How often a worker may die: delays double, and a worker that lived long starts anew."""
+    """How often a worker may end, and how long it is waited for then.
+
+    Delays double with each end in a row that came within `healthy_seconds`, also if it was a clean
+    one; only deaths count towards `max_restarts`.
+    """
 
     max_restarts: int = 5
     first_delay_seconds: float = 0.5
+    max_delay_seconds: float = 30.0
     healthy_seconds: float = 60.0
+
+    def delay_seconds(self, num_quick_ends: int) -> float:
+        """Before a worker is started again that has ended so often in a row."""
+        if num_quick_ends == 0:
+            return 0.0
+        # Bounded, because a clean end is forgiven for ever.
+        doublings = min(num_quick_ends - 1, 16)
+        return min(self.first_delay_seconds * 2.0**doublings, self.max_delay_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +46,8 @@ class FleetPlan:
     `arguments` are the command's, without what is chosen at each start: they listen on the first
     free ports from those of `first_address` and `first_metrics_address` up. Workers take turns at
     `devices`, the names of GPUs as CUDA knows them; without any they see what this process sees.
+    `tls` is this machine's side of the mesh. With `ends_frozen`, workers that do not answer any
+    more are killed; without it, somebody else sees to that.
     """
 
     arguments: tuple[str, ...]
@@ -38,6 +55,8 @@ class FleetPlan:
     first_address: str
     first_metrics_address: str | None = None
     devices: tuple[str, ...] = ()
+    tls: MeshTls | None = None
+    ends_frozen: bool = False
 
 
 @dataclass(slots=True)
@@ -77,20 +96,39 @@ class Fleet:
     async def _supervise(self, index: int) -> NoReturn:
         """Keeps one worker running; LaunchError when it refuses or keeps dying."""
         name, clock = f"worker {index}", asyncio.get_running_loop().time
-        num_deaths = 0
+        num_quick_ends = num_deaths = 0
         while True:
             started = clock()
             child = await self._start(name, index)
-            code = await child.follow()
-            if code == 0:
-                self.on_line(f"{name} was drained; starting a new one")
-                continue
-            num_deaths = 1 if clock() - started > self.restarts.healthy_seconds else num_deaths + 1
+            code = await self._follow(child)
+            if clock() - started > self.restarts.healthy_seconds:
+                num_quick_ends = num_deaths = 0
+            else:
+                num_quick_ends += 1
+            num_deaths += code != 0
             if code == EXIT_REFUSED or num_deaths > self.restarts.max_restarts:
                 raise end_of(child, code)
-            delay = self.restarts.first_delay_seconds * 2 ** (num_deaths - 1)
-            self.on_line(f"{name} {how_it_ended(code)}; starting it again in {delay:.1f} s")
+            # One that died is waited for even if it lived long.
+            delay = self.restarts.delay_seconds(max(num_quick_ends, int(code != 0)))
+            how = how_it_ended(code) if code else "was drained"
+            self.on_line(f"{name} {how}; starting it again in {delay:.1f} s")
             await asyncio.sleep(delay)
+
+    async def _follow(self, child: Child) -> int:
+        """Until it ends, by itself or because it is frozen; its exit code."""
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(self._end_frozen(child))
+            code = await child.follow()
+            watch.cancel()
+        return code
+
+    async def _end_frozen(self, child: Child) -> None:
+        if not self.plan.ends_frozen:
+            return
+        tls = None if self.plan.tls is None else self.plan.tls.towards(Role.WORKER)
+        await until_frozen(dialable(self._addresses[child.name]), tls)
+        self.on_line(f"{child.name} does not answer any more: killed")
+        child.kill()
 
     async def _start(self, name: str, index: int) -> Child:
         plan = self.plan

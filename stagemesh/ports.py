@@ -28,7 +28,9 @@ def reserve(address: str, option: str = "") -> str:
 
 
 def free_address(first: str, taken: Collection[str]) -> str:
-    """The first address from `first`'s port up that is free and not `taken`."""
+    """The first address from `first`'s port up that is free and not `taken`; port 0: any free."""
+    if split_address(first)[1] == 0:
+        return reserve(first)
     host, first_port = split_address(first)
     for port in range(first_port, _MAX_PORT + 1):
         address = join_address(host, port)

@@ -37,7 +37,7 @@ def node(
     life: StopOptions = STOP_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
 ) -> None:
-    """Run the workers of this machine, one for each GPU, and start again those that die.
+    """Run the workers of this machine, one for each GPU, and start again those that die or freeze.
 
     Workers of one node can be the ranks of one stage (--tp): they share its memory.
 
@@ -68,6 +68,8 @@ def node(
         first_address=listen,
         first_metrics_address=metrics,
         devices=gpus,
+        tls=tls,
+        ends_frozen=True,
     )
     with suppress(KeyboardInterrupt):
         run_interruptible(partial(_run, plan, life.grace + STOP_SECONDS))

@@ -1,6 +1,8 @@
 """`stagemesh node`: the workers of one machine under one supervisor."""
 
+import json
 import signal
+import urllib.request
 from pathlib import Path
 
 from stagemesh import Client, GenerationRequest, TokenIds
@@ -38,6 +40,41 @@ def test_node_runs_its_workers_and_starts_a_dead_one_again(tmp_path: Path) -> No
         assert_all_end(children)
         command.signal(signal.SIGTERM)
         assert command.wait() == 0
+
+
+def test_node_kills_a_frozen_worker_and_starts_another(tmp_path: Path) -> None:
+    """Case 9 (vllm#45414): a process that is there and does nothing, on a node of its own."""
+    model = make_tiny_chat(tmp_path / MODEL_NAME)
+    door, http, mesh_address = (reserve("127.0.0.1:0") for _ in range(3))
+    coordinator = ("coordinator", str(model.model.folder), "--kv-memory", "64MiB")
+    doors = ("--grpc", door, "--http", http, "--mesh", mesh_address)
+    node = ("node", "--coordinator", mesh_address, "--workers", "1", "--threads", "1")
+    with (
+        running_command(*coordinator, *doors) as command,
+        running_command(*node, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0") as workers,
+    ):
+        command.log.wait_for("replica_serving")
+        mesh = Mesh(command, door, http)
+        before = mesh.ask(REQUEST).token_ids()
+        (frozen,) = workers.descendants()
+        until_probed(http)
+        frozen.suspend()
+        workers.log.wait_for("worker 0 does not answer any more: killed")
+        assert mesh.ask(REQUEST).token_ids() == before
+        (worker,) = mesh.state().workers
+        assert worker.pid != frozen.pid
+        assert worker.pid in {child.pid for child in workers.descendants()}
+
+
+def until_probed(http: str) -> None:
+    """Returns once the only worker's metrics tell of a probe of its health."""
+    with urllib.request.urlopen(f"http://{http}/sd", timeout=10) as response:
+        (address,) = [target for each in json.load(response) for target in each["targets"]]
+    probe = 'code="OK",method="/grpc.health.v1.Health/Check"'
+    metrics = ""
+    while probe not in metrics:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+            metrics = response.read().decode()
 
 
 def test_node_that_cannot_listen_where_it_is_told_says_so() -> None:

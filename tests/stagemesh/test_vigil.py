@@ -1,0 +1,50 @@
+"""When a process counts as frozen."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from runtime import rpc
+from stagemesh.ports import reserve
+from stagemesh.vigil import until_frozen
+
+PATIENCE_SECONDS = 0.4
+
+
+class Freezing(health_pb2_grpc.HealthServicer):
+    """Answers until `frozen` is set, and then never."""
+
+    def __init__(self) -> None:
+        self.answered = asyncio.Event()
+        self.frozen = asyncio.Event()
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.frozen.is_set():
+            await asyncio.Event().wait()
+        self.answered.set()
+        return health_pb2.HealthCheckResponse()
+
+
+async def test_process_that_answers_no_more_is_frozen() -> None:
+    process, server = Freezing(), rpc.make_server()
+    health_pb2_grpc.add_HealthServicer_to_server(process, server)
+    address = await rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    watch = asyncio.create_task(until_frozen(address, patience_seconds=PATIENCE_SECONDS))
+    async with asyncio.timeout(20):
+        for _ in range(6):  # it answers for longer than the patience lasts
+            process.answered.clear()
+            await process.answered.wait()
+        assert not watch.done()
+        process.frozen.set()
+        await watch
+    await server.stop(None)
+
+
+async def test_process_that_has_not_answered_yet_is_let_alone() -> None:
+    nobody = reserve("127.0.0.1:0")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5 * PATIENCE_SECONDS):
+            await until_frozen(nobody, patience_seconds=PATIENCE_SECONDS)
