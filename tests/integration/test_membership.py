@@ -95,8 +95,8 @@ def test_coordinator_restarts_workers_keep_their_weights_and_clients_ask_again(
     shutil.copytree(tiny_chat.model.folder, elsewhere)
     with separate_mesh(str(tiny_chat.model.folder), *COORDINATOR_OPTIONS) as mesh:
         first = mesh.start_coordinator()
-        mesh.start_worker()
-        mesh.start_worker("--model-path", str(elsewhere))  # the same files, on another path
+        # The same files, on another path.
+        commands = [mesh.start_worker(), mesh.start_worker("--model-path", str(elsewhere))]
         before = mesh.until_ready(2)
         with Client(mesh.target) as client, ThreadPoolExecutor(1) as threads:
             begun = client.infer(request(PROMPT, 4000))
@@ -115,9 +115,34 @@ def test_coordinator_restarts_workers_keep_their_weights_and_clients_ask_again(
             assert len(waiting.result()) == 50
         assert_greedy(tiny_chat.model, (9, 9), waiting.result())
         assert {worker.pid for worker in after.workers} == {worker.pid for worker in before.workers}
+        for command in commands:  # what was lost is said
+            assert "num_sequences=0" not in command.log.wait_for("epoch_failed")
         kept = [line for line in second.command.log.lines if "part_kept" in line]
         assert len(kept) == 2
         assert not any("part_loaded" in line for line in second.command.log.lines)
+
+
+def test_worker_that_does_not_come_back_is_made_do_without_until_another_comes(
+    tiny_chat: TinyChat,
+) -> None:
+    """Case 16 (TGI#2593): there is no spare, but the model fits the worker that is left."""
+    options = (*COORDINATOR_OPTIONS, "--replan-after", "0.5")
+    with separate_mesh(str(tiny_chat.model.folder), *options) as mesh:
+        coordinator = mesh.start_coordinator()
+        mesh.start_worker()
+        victim = mesh.start_worker()
+        mesh.until_ready(2)
+        with Client(mesh.target) as client:
+            updates = client.infer(request(PROMPT, 600), timeout_seconds=120)
+            first = next(updates)
+            victim.process.kill()
+            mesh.until(lambda state: state.ready and len(state.replicas[0].stages) == 1)
+            mesh.start_worker()
+            mesh.until(lambda state: state.ready and len(state.replicas[0].stages) == 2)
+            tokens = tuple(token.id for update in (first, *updates) for token in update.tokens)
+        coordinator.assert_idle()
+    assert len(tokens) == 600
+    assert_greedy(tiny_chat.model, PROMPT, tokens)
 
 
 def ask_once(target: str, asked: GenerationRequest) -> tuple[int, ...]:
@@ -144,6 +169,17 @@ def test_frozen_worker_is_noticed_and_a_new_one_takes_its_place(tiny_chat: TinyC
         mesh.stop()
 
 
+def leave_early_and_run_late(target: str) -> None:
+    """Case 6 (sglang#29405): what a client gave up, or had no time for, leaks on no rank."""
+    with Client(target) as client:
+        updates = client.infer(request(PROMPT, 4000))
+        next(updates)
+        updates.close()
+        with pytest.raises(StagemeshRpcError) as caught:
+            list(client.infer(request(PROMPT, 4000), timeout_seconds=0.5))
+    assert caught.value.code == "deadline_exceeded"
+
+
 @pytest.mark.parametrize(
     "layout",
     [
@@ -162,6 +198,7 @@ def test_hybrid_layout_gives_the_tokens_of_one_process(
             answers = list(
                 threads.map(lambda each: ask_once(mesh.target, request(each, 60)), prompts)
             )
+        leave_early_and_run_late(mesh.target)
         mesh.assert_idle()
         mesh.stop()
     for prompt, tokens in zip(prompts, answers, strict=True):
