@@ -7,9 +7,9 @@ streams, modelled compute, so that four stages fit two cores. `smollm2` computes
 import argparse
 import asyncio
 import json
-import statistics
 import tempfile
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +22,8 @@ from benchmarks.live_recovery import (
     recovery_cells,
     simulate_decodes,
 )
-from benchmarks.mesh import running_mesh
+from benchmarks.mesh import UNCACHED, running_mesh
+from benchmarks.reference import BatchRun
 from benchmarks.serving import infer_batch, summarize
 from scheduler import POLICY_NAMES, PolicyName
 from simulator.pacing import read_pace
@@ -98,35 +99,46 @@ async def recovery(options: argparse.Namespace, console: Console) -> None:
 
 
 async def smollm2(options: argparse.Namespace, console: Console) -> None:
-    """The bundled model in two computing stages under each policy; medians over the repeats."""
+    """The bundled model in two computing stages under each policy, which take turns; medians."""
     table = compact_table(
         f"SmolLM2, 128 prompt tokens, {options.tokens} new ones, pp={options.pp}, "
         f"{options.repeats} repeats",
         *("policy", "batch", "tokens/s", "lowest - highest", "TTFT s", "TPOT ms"),
     )
-    for policy in options.policies:
-        async with running_mesh(
-            "smollm2",
-            PlanOptions(pp=options.pp),
-            BatchingOptions(policy=policy),
-            DeviceOptions(threads=options.threads),
-        ) as client:
-            await infer_batch(client, 8, 16)
-            for batch in options.batches:
-                runs = [
-                    await infer_batch(client, batch, options.tokens) for _ in range(options.repeats)
-                ]
-                figures = summarize(runs, options.tokens)
-                rates = [batch * options.tokens / run.wall_seconds for run in runs]
-                table.add_row(
-                    policy,
-                    str(batch),
-                    f"{statistics.median(rates):.1f}",
-                    f"{min(rates):.1f} - {max(rates):.1f}",
-                    f"{figures.ttft_seconds:.2f}",
-                    f"{1000 * figures.tpot_seconds:.1f}",
+    async with AsyncExitStack() as meshes:
+        clients = {
+            policy: await meshes.enter_async_context(
+                running_mesh(
+                    "smollm2",
+                    PlanOptions(pp=options.pp),
+                    replace(UNCACHED, policy=policy),
+                    DeviceOptions(threads=options.threads),
                 )
+            )
+            for policy in options.policies
+        }
+        for client in clients.values():
+            await infer_batch(client, 8, 16)
+        for batch in options.batches:
+            runs: dict[PolicyName, list[BatchRun]] = {policy: [] for policy in clients}
+            for _ in range(options.repeats):
+                for policy, client in clients.items():
+                    runs[policy].append(await infer_batch(client, batch, options.tokens))
+            for policy in clients:
+                table.add_row(policy, str(batch), *batch_cells(runs[policy], options.tokens))
     console.print(table)
+
+
+def batch_cells(runs: list[BatchRun], num_tokens: int) -> tuple[str, ...]:
+    """The rate's median, lowest and highest, and the medians of TTFT and TPOT."""
+    figures = summarize(runs, num_tokens)
+    rates = [len(run.token_ids) * num_tokens / run.wall_seconds for run in runs]
+    return (
+        f"{figures.tokens_per_second:.1f}",
+        f"{min(rates):.1f} - {max(rates):.1f}",
+        f"{figures.ttft_seconds:.2f}",
+        f"{1000 * figures.tpot_seconds:.1f}",
+    )
 
 
 def make_trace(options: argparse.Namespace) -> Trace:
@@ -223,7 +235,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument("--pp", type=int, default=2)
         parser.add_argument("--threads", type=int, default=1)
         parser.add_argument("--tokens", type=int, default=64)
-        parser.add_argument("--repeats", type=int, default=2)
+        parser.add_argument("--repeats", type=int, default=3)
         parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
         return
     file = "slow-stage.json" if command == "recovery" else "llama2-70b.json"

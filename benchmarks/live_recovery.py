@@ -72,8 +72,9 @@ def simulate_decodes(
 def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recovery:
     """Cycles from the change until the rate is back at 95% of the settled one, and stays there.
 
-    The settled rate is the median of the second half of the cycles. Raises ValueError where there
-    are too few to say.
+    The settled rate is the median of the second half of the cycles. A faster cycle counts like a
+    settled one: the first ends with what was sent before the change, which must not make up for
+    the slow ones after it. Raises ValueError where there are too few cycles to say.
     """
     every = sorted(time for sequence in times for time in sequence)
     marks = [time for time in times[0] if time >= changed_at]
@@ -85,9 +86,10 @@ def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recove
     if len(rates) < 4 * NUM_SMOOTHED:
         raise ValueError(f"{len(rates)} cycles after the change are too few: run for longer")
     settled = median(rates[len(rates) // 2 :])
+    capped = [min(rate, settled) for rate in rates]
     good = [
-        fmean(rates[first : first + NUM_SMOOTHED]) >= GOOD_SHARE * settled
-        for first in range(len(rates) - NUM_SMOOTHED + 1)
+        fmean(capped[first : first + NUM_SMOOTHED]) >= GOOD_SHARE * settled
+        for first in range(len(capped) - NUM_SMOOTHED + 1)
     ]
     starts = range(len(good) - NUM_SMOOTHED + 1)
     back = next((first for first in starts if all(good[first : first + NUM_SMOOTHED])), None)

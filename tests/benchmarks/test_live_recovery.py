@@ -35,6 +35,11 @@ def test_recovery_single_fast_cycle_among_slow_ones_does_not_count() -> None:
     assert find_recovery([times], CHANGED_AT).num_cycles == 11
 
 
+def test_recovery_cycle_that_began_before_the_change_does_not_make_up_for_slow_ones() -> None:
+    times = token_times([0.05] * 5 + [0.22] * 5 + [0.2] * 100)
+    assert find_recovery([times], CHANGED_AT).num_cycles == 8
+
+
 def test_recovery_that_never_comes_is_said_so() -> None:
     times = token_times([0.2, 0.4] * 40 + [0.2] * 81)
     found = find_recovery([times], CHANGED_AT)
