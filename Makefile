@@ -2,6 +2,8 @@
 PYTHON ?=
 VENV := .venv
 READY := $(VENV)/.ready
+# Test files run side by side, one for each core; what a file's tests share stays in one process.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: help demo test test-clients test-clients-heavy test-compose test-fuzz test-ops test-faults soak check coverage proto setup clean
 
@@ -26,7 +28,7 @@ demo: $(READY)
 
 test: $(READY)
 	@scripts/check
-	@$(VENV)/bin/pytest
+	@$(VENV)/bin/pytest $(PARALLEL)
 
 test-compose: $(READY)
 	@$(VENV)/bin/pytest tests/compose/compose_suite.py
@@ -55,7 +57,7 @@ check: $(READY)
 	@scripts/check
 
 coverage: $(READY)
-	@$(VENV)/bin/pytest --cov --cov-report=term-missing:skip-covered
+	@$(VENV)/bin/pytest $(PARALLEL) --cov --cov-report=term-missing:skip-covered
 
 proto: $(READY)
 	@scripts/protos

@@ -20,7 +20,7 @@ from stagemesh.ports import reserve
 
 COMMAND = (sys.executable, "-m", "stagemesh")
 START_SECONDS = 90.0
-STOP_SECONDS = 20.0
+STOP_SECONDS = 40.0
 ANSWER_SECONDS = 60.0
 
 
@@ -125,6 +125,14 @@ def run_command(
     )
 
 
+def until(client: Client, is_so: Callable[[MeshState], bool]) -> MeshState:
+    """The first state of which `is_so` holds, at the latest after a while."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while not is_so(state := client.state()):
+        assert time.monotonic() < deadline, state
+    return state
+
+
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """A mesh that serves, in real processes."""
@@ -145,11 +153,8 @@ class Mesh:
 
     def until(self, is_so: Callable[[MeshState], bool]) -> MeshState:
         """The first state of which `is_so` holds, at the latest after a while."""
-        deadline = time.monotonic() + STOP_SECONDS
         with Client(self.target) as client:
-            while not is_so(state := client.state()):
-                assert time.monotonic() < deadline, state
-        return state
+            return until(client, is_so)
 
     def assert_idle(self) -> None:
         """Nothing runs or waits, and no slot or block is held, at the latest after a moment.

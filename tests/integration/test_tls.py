@@ -17,7 +17,7 @@ from runtime.tls import MeshTls, Role, trusting
 from stagemesh import Client, GenerationRequest, MeshState, StagemeshRpcError, TokenIds
 from stagemesh.certificates import NodeRequest, make_certificates
 from tests.integration.conftest import OPTIONS
-from tests.integration.processes import Mesh, run_command, serving
+from tests.integration.processes import Mesh, run_command, serving, until
 from tests.integration.tiny_chat import TinyChat
 
 pytestmark = pytest.mark.integration
@@ -57,6 +57,7 @@ def test_mesh_under_tls_gives_the_same_tokens_also_after_a_workers_death(
         first = next(updates)
         psutil.Process(client.state().workers[0].pid).kill()
         tokens = tuple(token.id for update in (first, *updates) for token in update.tokens)
+        until(client, lambda state: state.ready and len(state.replicas[0].stages) == 2)
     assert tokens == tiny_chat.greedy(PROMPT, 12)
 
 

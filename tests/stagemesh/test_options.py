@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from cyclopts import CycloptsError
+from rich.console import Console
 
 from stagemesh.cli import app
 from stagemesh.cli.arguments import as_arguments
@@ -136,10 +137,9 @@ def test_as_arguments_of_options_parses_back_to_them(options: object) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_explains_every_option_with_its_variable(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    app([command, "--help"])
+    app([command, "--help"], console=Console(width=200))
     shown = capsys.readouterr().out
     options = [line for line in shown.splitlines() if " --" in line and "│" in line]
     for option in options:

@@ -10,7 +10,7 @@ from stage_worker.collectives.opening import GroupSpec, open_group
 _numbers = count()
 
 
-def open_groups(size: int, timeout_seconds: float = 20.0, overlap: str = "auto") -> list[RankGroup]:
+def open_groups(size: int, timeout_seconds: float = 60.0, overlap: str = "auto") -> list[RankGroup]:
     """All ranks of a new group; whoever asks for them closes them."""
     name = f"test-{id(_numbers)}-{next(_numbers)}"
     return [
