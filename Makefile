@@ -15,8 +15,8 @@ help:
 	@echo "make test-clients-heavy  lm-eval, guidellm and aiperf, in environments of their own"
 	@echo "make test-fuzz  10,000 random requests at each door"
 	@echo "make test-ops  a real Prometheus and a real browser against a mesh"
-	@echo "make test-faults  kills, freezes and bad links at every phase; takes some minutes"
-	@echo "make soak      load with random kills for ten minutes"
+	@echo "make test-faults  kills, freezes, bad links and forged frames at every phase; takes a quarter of an hour"
+	@echo "make soak      load with random kills for ten minutes, and a table of what came of it"
 	@echo "make check     lint, types, layers and protos only"
 	@echo "make coverage  all tests, with a coverage report"
 	@echo "make proto     regenerate protos/*_pb2*"
@@ -48,7 +48,8 @@ test-ops: $(READY)
 	@$(VENV)/bin/pytest tests/ops/ops_suite.py tests/ops/live_page_suite.py
 
 test-faults: $(READY)
-	@$(VENV)/bin/pytest tests/faults/test_*.py tests/faults/*_suite.py
+	@$(VENV)/bin/pytest --verbose --override-ini console_output_style=count --durations 10 \
+		tests/faults/test_*.py tests/faults/*_suite.py
 
 soak: $(READY)
 	@$(VENV)/bin/python -m tests.faults.soak

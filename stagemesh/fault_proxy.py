@@ -6,7 +6,7 @@ each way.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -48,9 +48,34 @@ class Faults:
 
 NO_FAULTS = Faults()
 
+ServeFn = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
+
+
+@asynccontextmanager
+async def accepting(address: str, serve: ServeFn) -> AsyncIterator[str]:
+    """Gives `serve` every connection to HOST:PORT, and yields what that is bound to.
+
+    At the end no connection is left. Raises `PortTakenError`.
+    """
+    listener = await rpc.open_socket(address)
+    async with asyncio.TaskGroup() as tasks:
+        serving: set[asyncio.Task[None]] = set()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = tasks.create_task(serve(reader, writer))
+            serving.add(task)
+            task.add_done_callback(serving.discard)
+
+        server = await asyncio.start_server(accept, sock=listener, limit=PIECE_BYTES)
+        async with server:
+            host = address.rpartition(":")[0]
+            yield f"{host}:{listener.getsockname()[1]}"
+        for task in serving:
+            task.cancel()
+
 
 class FaultProxy:
-    """One listener and the connections that came through it; made by `listening`."""
+    """The way to HOST:PORT; `listening` also makes the listener that leads onto it."""
 
     def __init__(self, to: str) -> None:
         self.num_connections = 0
@@ -69,21 +94,8 @@ class FaultProxy:
         Raises `PortTakenError`.
         """
         proxy = cls(to)
-        listener = await rpc.open_socket(address)
-        async with asyncio.TaskGroup() as tasks:
-            serving: set[asyncio.Task[None]] = set()
-
-            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                task = tasks.create_task(proxy._serve(reader, writer))
-                serving.add(task)
-                task.add_done_callback(serving.discard)
-
-            server = await asyncio.start_server(accept, sock=listener, limit=PIECE_BYTES)
-            async with server:
-                host = address.rpartition(":")[0]
-                yield proxy, f"{host}:{listener.getsockname()[1]}"
-            for task in serving:
-                task.cancel()
+        async with accepting(address, proxy.serve) as bound:
+            yield proxy, bound
 
     def set(self, faults: Faults) -> None:
         """These from now on, instead of those before."""
@@ -98,7 +110,7 @@ class FaultProxy:
             self._passed.clear()
             await self._passed.wait()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, with its other half; ends both when one does."""
         self.num_connections += 1
         writers = [writer]
@@ -121,11 +133,11 @@ class FaultProxy:
         while piece := await reader.read(PIECE_BYTES):
             await self._hold(len(piece))
             self.num_bytes += len(piece)
+            self._passed.set()
             for accident in self._accidents_of(piece):
                 piece = await _spoil(piece, accident, writer)
             writer.write(piece)
             await writer.drain()
-            self._passed.set()
         with suppress(OSError):
             writer.write_eof()
 

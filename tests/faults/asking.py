@@ -64,6 +64,11 @@ class Asked:
                 lambda: len(self.tokens) >= count or self._is_over, ANSWER_SECONDS
             )
 
+    @property
+    def is_over(self) -> bool:
+        """It ended, well or not."""
+        return self._is_over
+
     def result(self) -> Tokens:
         """All tokens; raises what the call ended with."""
         assert self._thread is not None
@@ -72,10 +77,17 @@ class Asked:
             raise self.error
         return tuple(self.tokens)
 
-    def longest_wait(self, since: float) -> float:
-        """Seconds after `since` in which nothing came, at a stretch; for an answer that is over."""
+    def longest_wait(self, since: float, until: float) -> float:
+        """Seconds in which nothing came, at a stretch, of waits that last at `since` or later.
+
+        Of those that begin after `until`, none counts. For an answer that is over.
+        """
         return max(
-            (end - max(start, since) for start, end in pairwise(self.times) if end > since),
+            (
+                end - max(start, since)
+                for start, end in pairwise(self.times)
+                if end > since and start < until
+            ),
             default=0.0,
         )
 
@@ -95,12 +107,12 @@ class Asked:
                 self._changed.notify_all()
 
 
-_undisturbed: dict[tuple[str, GenerationRequest], Tokens] = {}
+_undisturbed: dict[tuple[str, tuple[int, ...], GenerationRequest], Tokens] = {}
 
 
 def undisturbed(cluster: Cluster, request: GenerationRequest) -> Tokens:
-    """What a healthy mesh answers; asked once for each model."""
-    key = (cluster.model, request)
+    """What a healthy mesh answers; asked once for each model and count of ranks."""
+    key = (cluster.model, cluster.layout.tp, request)
     if key not in _undisturbed:
         asked = Asked(request, cluster.target)
         asked.start()

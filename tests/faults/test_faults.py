@@ -9,25 +9,19 @@ import pytest
 
 from stagemesh.fault_proxy import Accident, Faults
 from tests.faults.asking import REQUESTS, asking, disturbed
-from tests.faults.cluster import Cluster
+from tests.faults.cluster import Cluster, Place
+from tests.faults.phases import in_decode, in_prefill
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_stage_killed_in_decode_costs_no_token(stage: int, cluster: Cluster) -> None:
-    # petals#587, #503, TGI#2593, llama.cpp#25938, vllm#29405: one dead shard ends everything.
-    victim = cluster.worker_of(stage)
-    disturbed(cluster, victim.kill)
+    in_decode(cluster, Place(stage))
 
 
 def test_stage_killed_in_the_middle_of_a_prefill_costs_no_token(cluster: Cluster) -> None:
-    victim = cluster.worker_of(1)
-    with asking(cluster, REQUESTS[2]) as (asked,):
-        cluster.wait_until(lambda state: state.replicas[0].num_steps_in_flight > 0, "in a step")
-        victim.inward.wait_for_bytes(1 << 17)
-        assert not asked.tokens
-        victim.kill()
+    in_prefill(cluster, Place(1))
 
 
 @pytest.mark.parametrize("accident", [Accident.DROP, Accident.TRUNCATE])
@@ -35,16 +29,15 @@ def test_link_that_breaks_in_the_middle_costs_no_token(
     accident: Accident, cluster: Cluster
 ) -> None:
     # exo#1296, parallax: a broken stream cut answers without a word.
-    victim = cluster.worker_of(1)
+    frames = cluster.worker_at(Place(1)).frames
     faults = Faults(accidents=((1 << 12, accident),))
-    disturbed(cluster, lambda: victim.inward.set(faults))
+    disturbed(cluster, lambda: frames.set(faults))
 
 
 def test_coordinator_killed_and_started_again_serves_with_the_same_workers(
     cluster: Cluster,
 ) -> None:
     pids = {worker.pid for worker in cluster.workers}
-    assert cluster.coordinator is not None
     cluster.coordinator.signal(signal.SIGKILL)
     cluster.coordinator.wait()
     cluster.start_coordinator()

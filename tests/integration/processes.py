@@ -34,22 +34,22 @@ class Log:
         self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
         self._thread.start()
 
-    def wait_for(self, text: str, timeout_seconds: float = START_SECONDS) -> str:
-        """The first line with `text` in it; fails with the whole log when it does not come."""
+    def wait_for(self, *texts: str, timeout_seconds: float = START_SECONDS) -> str:
+        """The first line with all `texts` in it; fails with the whole log when it does not come."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._find(text) is not None or self._is_closed, timeout_seconds
+                lambda: self._find(texts) is not None or self._is_closed, timeout_seconds
             )
-            line = self._find(text)
-        assert line is not None, f"no line with {text!r} in:\n" + "\n".join(self.lines)
+            line = self._find(texts)
+        assert line is not None, f"no line with {texts} in:\n" + "\n".join(self.lines)
         return line
 
     def close(self) -> None:
         """Waits until everything that was written is read."""
         self._thread.join(STOP_SECONDS)
 
-    def _find(self, text: str) -> str | None:
-        return next((line for line in self.lines if text in line), None)
+    def _find(self, texts: tuple[str, ...]) -> str | None:
+        return next((line for line in self.lines if all(text in line for text in texts)), None)
 
     def _read(self, stream: IO[str]) -> None:
         with stream:

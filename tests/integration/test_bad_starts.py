@@ -167,7 +167,7 @@ def test_worker_that_finds_no_coordinator_says_where_it_looked(folder: Path) -> 
     """Case 27 (vllm#8447): a closed port is named in seconds, and tried again."""
     nowhere = reserve("127.0.0.1:0")
     with running_command("worker", "--coordinator", nowhere) as worker:
-        line = worker.log.wait_for("not_joined", 20.0)
+        line = worker.log.wait_for("not_joined", timeout_seconds=20.0)
         assert nowhere in line
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
