@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import psutil
 
 from stagemesh import Client, MeshState, StagemeshRpcError
-from stagemesh.ports import reserve
 from tests.faults.workers import WorkerProcess, worker_process
-from tests.integration.processes import Mesh, RunningCommand, running_command
+from tests.integration.processes import Mesh, RunningCommand, new_address, running_command
 
 STATE_SECONDS = 60.0
 # Between two looks at the state, which cost the mesh something.
@@ -80,9 +79,9 @@ class Cluster:
     model: str
     layout: Layout
     stack: ExitStack
-    target: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
-    http: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
-    mesh_address: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
+    target: str = field(default_factory=new_address)
+    http: str = field(default_factory=new_address)
+    mesh_address: str = field(default_factory=new_address)
     workers: list[WorkerProcess] = field(default_factory=list)
     _coordinator: RunningCommand | None = None
     # The last words of workers that are gone.

@@ -13,8 +13,7 @@ import pytest
 
 from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
-from stagemesh.ports import reserve
-from tests.integration.processes import RunningCommand, running_command
+from tests.integration.processes import RunningCommand, new_address, running_command
 from tests.integration.tiny_chat import NUM_LAYERS, TinyChat
 from tests.stage_worker.live_worker import (
     LiveWorker,
@@ -35,7 +34,7 @@ Change = Callable[[stage_pb2.Frame], None]
 @pytest.fixture(scope="module")
 def process(tiny_chat: TinyChat) -> Iterator[tuple[RunningCommand, str]]:
     """A worker that nobody coordinates, and where it listens."""
-    address = reserve("127.0.0.1:0")
+    address = new_address()
     with running_command("worker", "--coordinator", "127.0.0.1:1", "--listen", address) as command:
         command.log.wait_for("not_joined")
         yield command, address

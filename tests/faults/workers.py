@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from stagemesh.ports import reserve
 from tests.faults.proxies import Proxy, proxy_to, two_ways_to
-from tests.integration.processes import RunningCommand, running_command
+from tests.integration.processes import RunningCommand, new_address, running_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def worker_process(
 ) -> Iterator[WorkerProcess]:
     """One more worker; `is_coordinators` says whether the coordinator dials from a port."""
     with ExitStack() as stack:
-        listen = reserve("127.0.0.1:0")
+        listen = new_address()
         calls, frames = stack.enter_context(two_ways_to(listen, is_coordinators))
         membership = stack.enter_context(proxy_to(mesh_address))
         ways = ("--listen", listen, "--advertise", calls.address)

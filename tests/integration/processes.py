@@ -1,6 +1,7 @@
 """Real `stagemesh` processes in a test's hands: started, read, signalled, and gone at the end."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,12 +17,19 @@ import psutil
 
 from protos import stage_pb2
 from stagemesh import Client, GenerationRequest, MeshState, Update
-from stagemesh.ports import reserve
+from stagemesh.ports import free_address
 
 COMMAND = (sys.executable, "-m", "stagemesh")
 START_SECONDS = 90.0
 STOP_SECONDS = 40.0
 ANSWER_SECONDS = 60.0
+# Below the ports that the system hands out by itself, to whoever dials in the meantime.
+LISTENING_PORTS = range(12_000, 32_000)
+
+
+def new_address() -> str:
+    """HOST:PORT that is free, and stays so until a process that is being started listens there."""
+    return free_address(f"127.0.0.1:{random.choice(LISTENING_PORTS)}", ())
 
 
 class Log:
@@ -208,7 +216,7 @@ class Answers:
 @contextmanager
 def serving(model: str, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Mesh]:
     """`stagemesh serve MODEL OPTIONS` on free ports, ready; one thread for each worker."""
-    target, http = reserve("127.0.0.1:0"), reserve("127.0.0.1:0")
+    target, http = new_address(), new_address()
     addresses = ("--grpc", target, "--http", http, "--mesh", "127.0.0.1:0")
     with running_command(
         "serve", model, *addresses, "--threads", "1", *options, env=env

@@ -5,8 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from stagemesh import Client, MeshState, StagemeshRpcError
-from stagemesh.ports import reserve
-from tests.integration.processes import Mesh, RunningCommand, running_command
+from tests.integration.processes import Mesh, RunningCommand, new_address, running_command
 
 
 @dataclass(slots=True)
@@ -16,9 +15,9 @@ class SeparateMesh:
     model: str
     options: tuple[str, ...]
     stack: ExitStack
-    target: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
-    http: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
-    mesh: str = field(default_factory=lambda: reserve("127.0.0.1:0"))
+    target: str = field(default_factory=new_address)
+    http: str = field(default_factory=new_address)
+    mesh: str = field(default_factory=new_address)
 
     def start_coordinator(self) -> Mesh:
         """A coordinator, always at the same addresses."""

@@ -16,9 +16,15 @@ import pytest
 from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
 from stagemesh import Client, GenerationRequest, Sampling, TokenIds
-from stagemesh.ports import reserve
 from tests.integration.conftest import OPTIONS
-from tests.integration.processes import START_SECONDS, Mesh, run_command, running_command, serving
+from tests.integration.processes import (
+    START_SECONDS,
+    Mesh,
+    new_address,
+    run_command,
+    running_command,
+    serving,
+)
 from tests.integration.tiny_chat import assert_greedy, assert_matches_reference
 from tests.stage_worker.live_ranks import make_ranks_opening, open_stage
 from tests.stage_worker.live_worker import (
@@ -208,7 +214,7 @@ async def test_rank_with_a_wrong_frame_ends_the_epoch_in_every_process_within_a_
 @pytest.fixture(scope="module")
 def pair_of_workers(model: TinyModel) -> Iterator[list[str]]:
     """Two worker processes without a coordinator: the ranks of the second of two stages."""
-    addresses = [reserve("127.0.0.1:0") for _ in range(2)]
+    addresses = [new_address() for _ in range(2)]
     (_, assignment) = make_assignments(model.folder, (2, 2))
     with ExitStack() as stack:
         for rank, address in enumerate(addresses):
