@@ -9,23 +9,25 @@ from typing import Final
 
 OVERLAPS = ("auto", "on", "off")
 
-# nccl: in the time in which a GPU reads one weight of two bytes it multiplies by it some 200 to 300
-# times (H100: 989 TFLOP/s and 3.35 TB/s), so slices have at least 256 tokens. The sum is made by
-# kernels of NCCL's own on another stream, over links that computing does not need.
-# gloo: threads of its own copy through sockets and add up: 12 ms for 512 tokens of 4096 features,
-# where a layer's half takes some 100. A product of t tokens costs as much as 16 + t, so slices of
-# 128 cost 6% more than one of 256.
-# shm: ranks copy and add up in the thread that computes, so that only waiting for a slower rank
-# could be hidden. Where shares are uneven, it is the same one in every layer, and it sets the pace
-# either way; what chance makes uneven is less than what slices cost.
 _PAYS_FROM: Final = {"shm": None, "gloo": 256, "nccl": 512}
 
 
 def min_split_tokens(overlap: str, backend: str) -> int | None:
     """Steps of so many tokens are cut in two; None: none is. `overlap` is one of `OVERLAPS`.
 
-    "on" cuts wherever there is something to cut, "auto" where it should pay, for the reasons above.
-    Nothing but the arguments plays a part, so all ranks come to the same.
+    "on" cuts wherever there is something to cut, "auto" where it should pay, by the device that a
+    backend is for. Nothing but the arguments plays a part, so all ranks come to the same.
+
+    - nccl, GPUs: in the time in which a GPU reads one weight of two bytes it multiplies by it 200
+      to 300 times (H100: 989 TFLOP/s, 3.35 TB/s), so slices have at least 256 tokens. The sum is
+      made by NCCL's own kernels on another stream, over links that computing does not need.
+    - gloo, CPUs: a sum takes 2 ms and 6 to 11 ns an element, much of it waiting for sockets and
+      threads, beside 5 to 12 ms in which a small layer's half computes 256 tokens. A product of t
+      tokens takes as long as 16 + t rows of it, so slices of 128 cost 6%. Beyond some 2,000
+      features a sum is hardly more than that, and little is won or lost.
+    - shm, CPUs: ranks copy and add up in the thread that computes, so that only waiting for a
+      slower rank could be hidden. Where shares are uneven, it is the same one in every layer and
+      sets the pace either way; what chance makes uneven is less than what slices cost.
     """
     match overlap:
         case "on":
