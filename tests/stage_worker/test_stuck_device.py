@@ -11,6 +11,7 @@ import pytest
 
 from runtime.errors import DeviceStuckError, StagemeshError, find_error
 from runtime.step import Step
+from stage_worker import epoch_plan
 from stage_worker import worker as worker_module
 from stage_worker.collectives.group import SoloGroup
 from stage_worker.server import EXIT_STUCK
@@ -40,7 +41,7 @@ async def test_device_that_stays_in_a_collective_after_the_epoch_ends_the_worker
 ) -> None:
     folder = make_tiny_llama(tmp_path_factory.mktemp("model"), "tied_gqa").folder
     group = _DeafGroup()
-    monkeypatch.setattr(worker_module, "open_group", lambda _: group)
+    monkeypatch.setattr(epoch_plan, "open_group", lambda _: group)
     monkeypatch.setattr(worker_module, "_STUCK_SECONDS", 0.1)
     try:
         with pytest.raises(ExceptionGroup) as caught:
