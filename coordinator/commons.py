@@ -15,9 +15,10 @@ class Commons:
     """One per coordinator.
 
     `dtype` is what `auto` came to when the first replica formed: with another, the tokens of
-    requests that go on elsewhere would change. `has_served` says that some replica has. `changed`
-    is set with every change of a replica's phase, `recording` is held while a canary's reference
-    is looked for, so that it is computed once.
+    requests that go on elsewhere would change. `settled_at` is when workers that waited for this
+    coordinator have come, in the event loop's time. `has_served` says that some replica has.
+    `changed` is set with every change of a replica's phase, `recording` is held while a canary's
+    reference is looked for, so that it is computed once.
     """
 
     coordinator_id: str
@@ -26,6 +27,7 @@ class Commons:
     membership: Membership
     changed: asyncio.Event
     dtype: str
+    settled_at: float = 0.0
     has_served: bool = False
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
     _counters: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))

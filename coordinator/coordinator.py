@@ -102,7 +102,13 @@ class Coordinator:
             return
         self.model.set_result(model)
         commons = Commons(
-            self.coordinator_id, model, options, self.membership, self.changed, options.dtype
+            self.coordinator_id,
+            model,
+            options,
+            self.membership,
+            self.changed,
+            options.dtype,
+            settled_at=asyncio.get_running_loop().time() + options.settle_seconds,
         )
         self.replicas = tuple(
             Replica(

@@ -66,6 +66,9 @@ class CoordinatorOptions:
     grace_seconds: float = 10.0
     # How long a replica that has served waits for missing workers before it makes do with fewer.
     replan_seconds: float = 20.0
+    # How long after its start a coordinator does not give up: workers that waited for it ask for it
+    # every five seconds at worst.
+    settle_seconds: float = 8.0
     # Pause before a replica is formed again, doubled with each failure in a row.
     backoff_seconds: float = 0.2
     max_backoff_seconds: float = 5.0

@@ -107,11 +107,7 @@ class Replica:
                 self._patience.count(cause, has_just_served=self.is_serving)
                 suspects = suspects_of(cause, self.members, was_serving=self.is_serving)
                 guilty = self._membership.blame(suspects)
-            if self._patience.is_over(
-                cause,
-                has_served=self._commons.has_served,
-                has_others=self._plan.has_others(self.members),
-            ):
+            if await self._plan.is_hopeless(self._patience, cause, self.members):
                 self.failure = str(cause)
                 self._enter(Phase.FAILED)
                 self._log.error("replica_failed", cause=self.failure)

@@ -5,15 +5,18 @@ It takes workers out of the membership; giving them back is `replica.py`'s.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from coordinator.assignment import Assignment
 from coordinator.commons import Commons
 from coordinator.membership import Member
 from coordinator.options import CoordinatorOptions
+from coordinator.patience import Patience
 from coordinator.places import place, what_is_missing
 from coordinator.plan import settle_dtype, with_dtype
 from coordinator.replan import fits_memory, make_plan, smaller_options
 from coordinator.telemetry import ReplicaTelemetry
+from runtime.errors import StagemeshError
 
 
 class ReplicaPlan:
@@ -48,7 +51,25 @@ class ReplicaPlan:
         """What the plan waits for, for people."""
         return what_is_missing(self.assignments, self._commons.membership.free)
 
-    def has_others(self, members: Sequence[Member]) -> bool:
+    async def is_hopeless(
+        self, patience: Patience, cause: StagemeshError, members: Sequence[Member]
+    ) -> bool:
+        """Whether to give up after `cause`, with which a try of `members` has ended.
+
+        Never before workers had the time to come that waited for this coordinator.
+        """
+        commons = self._commons
+
+        def is_over() -> bool:
+            has_others = self._has_others(members)
+            return patience.is_over(cause, has_served=commons.has_served, has_others=has_others)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(commons.settled_at):
+                await commons.membership.wait_until(lambda: not is_over())
+        return is_over()
+
+    def _has_others(self, members: Sequence[Member]) -> bool:
         """Whether workers that spoiled nothing could carry it out, and not just `members` again."""
         there = [
             member

@@ -98,6 +98,20 @@ async def test_start_with_broken_workers_alone_gives_up_with_the_reason(
         assert any(word in state.failure for word in ("ends too early", "canary", "internal error"))
 
 
+async def test_start_with_a_broken_worker_waits_for_those_that_are_on_their_way(
+    toy_folder: Path,
+) -> None:
+    """A coordinator that was started anew gets its workers back one after the other."""
+    async with toy_mesh(toy_folder, num_workers=0, settle_seconds=60.0) as mesh:
+        await start_with(mesh, ({}, REFUSES))
+        waiting = asyncio.create_task(outcome(mesh))
+        for _ in range(50):  # looks at the state, in which the refusal has its time
+            assert not (await mesh.state()).failure
+        await mesh.add_worker("late")
+        state = await waiting
+        assert used(state) == ["w0", "late"]
+
+
 async def test_worker_that_answers_no_call_is_put_out_and_a_spare_takes_over(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ async def toy_mesh(
     """A coordinator for the toy model in `folder`; as many fake workers as it needs by default."""
     addresses = dict.fromkeys(("grpc", "http", "mesh"), "127.0.0.1:0")
     settings: dict[str, Any] = {"pp": 2, "backoff_seconds": 0.01, "grace_seconds": 5.0}
+    settings["settle_seconds"] = 0.0
     # Fake workers send no heartbeats: on a busy machine a test may take longer than they may miss.
     settings["heartbeat_timeout_seconds"] = 600.0
     config = CoordinatorOptions(model=str(folder), **(addresses | settings | options))

@@ -180,3 +180,25 @@ def test_worker_without_the_checkpoint_says_what_is_missing(folder: Path) -> Non
         mesh.start_worker("--model-path", str(folder / "nothing"))
         state = mesh.until(lambda state: bool(state.failure))
     assert str(folder / "nothing") in state.failure
+
+
+def test_worker_with_other_files_is_put_out_and_a_spare_takes_its_place(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A coordinator that comes last meets its workers in any order, and one of them is broken."""
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tensors = load_file(other / WEIGHTS)
+    tensors[TENSOR] += 1
+    save_file(tensors, other / WEIGHTS)
+    with separate_mesh(str(folder), "--pp", "2", "--kv-memory", "64MiB") as mesh:
+        broken = mesh.start_worker("--model-path", str(other))
+        good = [mesh.start_worker() for _ in range(2)]
+        for worker in (broken, *good):
+            worker.log.wait_for("not_joined")
+        mesh.start_coordinator()
+        state = mesh.until(lambda state: state.ready or bool(state.failure))
+    assert state.failure == ""
+    used = {id for stage in state.replicas[0].stages for id in stage.worker_ids}
+    pids = {worker.pid for worker in state.workers if worker.worker_id in used}
+    assert pids == {worker.process.pid for worker in good}
