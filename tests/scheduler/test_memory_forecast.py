@@ -1,8 +1,13 @@
 """Admission by what the cache will hold, not only by what it holds."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from scheduler import intake
 from scheduler.memory_forecast import NUM_TRUSTED, OutputLengths, num_admissible
 from scheduler.sequence import TrackedSequence
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request
@@ -78,3 +83,47 @@ def test_choices_that_share_their_prompt_count_it_once() -> None:
     mesh.send()
     assert mesh.scheduler.num_running >= 2  # 28 tokens each, and room for 40
     mesh.finish()
+
+
+@given(
+    running=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), max_size=12),
+    waiting=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    capacity=st.floats(1.0, 2000.0),
+)
+def test_as_many_are_admitted_as_a_look_at_each_number_says(
+    running: list[tuple[int, int]], waiting: list[int], capacity: float
+) -> None:
+    runs = [
+        sequence(number, prompt, generated, 64)
+        for number, (prompt, generated) in enumerate(running)
+    ]
+    waits = [sequence(100 + number, prompt, 0, 64) for number, prompt in enumerate(waiting)]
+    lengths = learnt(*range(1, 40))
+    found = num_admissible(runs, waits, lengths, capacity)
+    fitting = [
+        number
+        for number in range(1, len(waits) + 1)
+        if num_admissible(
+            [*runs, *waits[: number - 1]], waits[number - 1 : number], lengths, capacity
+        )
+    ]
+    by_one = next((n for n in range(len(waits)) if n + 1 not in fitting), len(waits))
+    assert found == (by_one if runs else max(1, by_one))
+
+
+def test_forecast_of_many_that_run_holds_for_some_steps_and_serves_everybody() -> None:
+    limits = make_limits(
+        num_blocks=400,
+        block_size=2,
+        max_sequences=300,
+        max_step_tokens=200,
+        num_steps_in_flight=4,
+        max_waiting=300,
+    )
+    mesh = Mesh(limits)
+    mesh.expect_short_answers()
+    for number in range(300):
+        mesh.add(make_request(number, prompt=4, max_tokens=6 + number % 7))
+    with mock.patch.object(intake, "num_admissible", wraps=num_admissible) as forecasts:
+        mesh.finish()
+    assert 0 < forecasts.call_count < 0.7 * mesh.stage.num_steps

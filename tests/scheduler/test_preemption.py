@@ -1,5 +1,11 @@
 """Sequences that lose their blocks and come back."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.draft import MicrobatchDraft
+from scheduler.preemption import Victims
+from scheduler.sequence import Residence, TrackedSequence
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request
 
 
@@ -95,3 +101,46 @@ def test_admission_spares_the_blocks_that_ready_decodes_need() -> None:
     mesh.send()  # a decode of 1 takes the last block but one, which 2 needs now
     assert mesh.scheduler.num_waiting == 1
     mesh.finish()
+
+
+def running(number: int, rank: int, arrival: float, num_sent: int) -> TrackedSequence:
+    request = make_request(number, prompt=50, arrival=arrival, priority=rank)
+    sequence = TrackedSequence(request, list(request.prompt_ids), final_len=60)
+    sequence.residence = Residence(sequence, number, [], 64, num_sent)
+    return sequence
+
+
+@given(
+    others=st.lists(
+        st.tuples(st.integers(0, 1), st.floats(0.0, 4.0), st.integers(0, 40)), max_size=12
+    ),
+    beneficiaries=st.lists(st.integers(0, 11), max_size=8),
+    in_draft=st.sets(st.integers(0, 11), max_size=4),
+)
+def test_victim_is_the_first_to_go_of_those_that_are_less_urgent(
+    others: list[tuple[int, float, int]], beneficiaries: list[int], in_draft: set[int]
+) -> None:
+    """The lowest class, then the latest second, then the fewest computed tokens."""
+    sequences = [running(number, *each) for number, each in enumerate(others)]
+    draft = MicrobatchDraft()
+    for sequence in sequences:
+        if sequence.sequence_id in in_draft and sequence.residence is not None:
+            draft.add_prompt(sequence.residence, 2)
+    victims = Victims(sequences, draft)
+    for beneficiary in (sequences[number] for number in beneficiaries if number < len(sequences)):
+        able = [
+            each
+            for each in sequences
+            if each.residence and each not in draft and each.urgency_key > beneficiary.urgency_key
+        ]
+        victim = victims.pop(beneficiary)
+        assert (victim is None) == (not able)
+        if victim is not None:
+            assert victim in able
+            assert order_of(victim) == max(map(order_of, able))
+            victim.residence = None
+
+
+def order_of(sequence: TrackedSequence) -> tuple[int, int, int]:
+    """Who goes first has the highest."""
+    return sequence.rank, int(sequence.due_key[0]), -sequence.num_sent

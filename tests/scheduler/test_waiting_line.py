@@ -113,8 +113,34 @@ def test_line_in_order_holds_everybody_once(
         line.remove(tracked[number])
     line.check_integrity()
     found = [sequence.sequence_id for sequence in line.in_order(now)]
-    assert sorted(found) == sorted(set(range(len(tracked))) - removed)
+    assert found == turns([each for each in tracked if each.sequence_id not in removed], now)
     assert len(line) == len(found)
+
+
+def turns(waiting: list[TrackedSequence], now: float) -> list[int]:
+    """The order one by one: of all heads of a tenant's and a priority's line, the first."""
+    lines: dict[tuple[str, int], list[TrackedSequence]] = {}
+    for sequence in sorted(waiting, key=lambda each: each.due_key):
+        key = (sequence.request.tenant, sequence.request.priority)
+        lines.setdefault(key, []).append(sequence)
+    best = min((priority for _, priority in lines), default=0)
+    served = dict.fromkeys((tenant for tenant, _ in lines), 0)
+
+    def turn(sequence: TrackedSequence) -> tuple[int, int, tuple[float, float, int]]:
+        request = sequence.request
+        num_steps = int(max(0.0, now - request.arrival) / AGEING_SECONDS)
+        aged = max(min(best, request.priority), request.priority - num_steps)
+        return aged if len(lines) > 1 else best, served[request.tenant], sequence.due_key
+
+    order = []
+    while lines:
+        key = min(lines, key=lambda each: turn(lines[each][0]))
+        sequence = lines[key].pop(0)
+        if not lines[key]:
+            del lines[key]
+        served[key[0]] += sequence.num_unsent
+        order.append(sequence.sequence_id)
+    return order
 
 
 def test_low_priority_under_an_endless_load_of_high_ones_is_served() -> None:
