@@ -16,8 +16,8 @@ MIN_STRETCH, MAX_STRETCH = 0.6, 2.0
 """Bounds of a cycle, in targets, that being behind or ahead can lead to."""
 MAX_SAMPLE = 128
 """So many decodes, evenly spaced, stand for all that are ready."""
-EASY_MEMORY = 0.5
-"""From so full a cache on memory counts as short."""
+EASY_SHARE = 0.2
+"""Prompts are in no hurry that need less than this share of what can be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class CycleLimits:
 
     Where prompts hurry, chunks are as long as that allows.
 
-    `memory_shortage`, from 0 to 1, says how far memory and not compute decides how many requests
-    are served. In the long run every decode brings its share of prompt tokens with it, whatever
+    `thrift`, from 0 to 1, says how far prompt tokens should cost others little rather than be
+    computed fast. In the long run every decode brings its share of prompt tokens with it, whatever
     the chunks, and what runs ends the sooner the shorter cycles are on average: those prompt
     tokens are best computed where each makes its cycle longer by the least.
     """
@@ -58,7 +58,19 @@ class CycleLimits:
     seconds: float
     max_step_tokens: int
     prompts_hurry: bool = False
-    memory_shortage: float = 0.0
+    thrift: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NeededRates:
+    """Prompt tokens a second that bring those in line their first tokens in time.
+
+    `promised` counts prompts whose clients said when, until it is too late for them; `hoped` counts
+    all, by the deadlines that order the line, and is infinite where one has passed.
+    """
+
+    promised: float
+    hoped: float
 
 
 def cycle_seconds(
@@ -96,24 +108,23 @@ def _sample(view: SchedulerView) -> Sequence[SequenceView]:
     return view.ready[:: -(-len(view.ready) // MAX_SAMPLE) or 1]
 
 
-def memory_shortage(view: SchedulerView) -> float:
-    """From 0, where the cache is half empty, to 1, where it is full."""
+def thrift(view: SchedulerView, needed: NeededRates, rate: float) -> float:
+    """As far as the cache is full, or prompts need little of the `rate` that there is."""
     used = 1.0 - view.num_blocks_free / view.limits.num_blocks
-    return max(0.0, (used - EASY_MEMORY) / (1.0 - EASY_MEMORY))
+    return max(used, 1.0 - needed.hoped / (EASY_SHARE * rate))
 
 
-def needed_rate(view: SchedulerView) -> float:
-    """Prompt tokens a second that bring those in line their first token in time, if they can be.
-
-    Only prompts whose client said when count, and only until it is too late.
-    """
-    rate, num_tokens = 0.0, 0
+def needed_rates(view: SchedulerView) -> NeededRates:
+    """What the prompts in line need that find slot and memory."""
+    promised, hoped, num_tokens = 0.0, 0.0, 0
     for sequence in (*view.prefilling, *view.waiting[: view.num_admissible]):
         num_tokens += sequence.num_unsent
-        if sequence.request.ttft_target_seconds is not None:
-            left = sequence.request.first_token_due - view.now
-            rate = max(rate, num_tokens / left) if left > 0.0 else rate
-    return rate
+        left = sequence.due_key[0] - view.now
+        rate = num_tokens / left if left > 0.0 else math.inf
+        hoped = max(hoped, rate)
+        if left > 0.0 and sequence.request.ttft_target_seconds is not None:
+            promised = max(promised, rate)
+    return NeededRates(promised, hoped)
 
 
 def load_of(view: SchedulerView) -> CycleLoad:

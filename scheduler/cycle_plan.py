@@ -35,10 +35,10 @@ class CyclePlan:
 
     Of the microbatches in flight, `num_with_prompts` carry prompts besides their decodes. One of
     those takes `target_seconds` on its slowest stage and has `target_tokens` rows. `rate` is what
-    the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `worth` is what
-    plans are compared by: the rate, or, as far as memory is short, what the cycle gets done in each
-    second that it is longer than without prompts. `fits` says whether decodes get their tokens in
-    time.
+    the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `fits` says
+    whether decodes get their tokens in time. `worth` is what plans are compared by that do: the
+    rate, or, with thrift, what the cycle gets done in each second that it is longer than without
+    prompts. Of plans that do not, the shortest cycle is worth most: it leads back to those that do.
     """
 
     num_in_flight: int
@@ -71,7 +71,7 @@ class CyclePlanner:
         self._around = sum_costs(stages)
         self._hands: dict[int, _Hand] = {}
         self._least_seconds = 0.0
-        if limits.memory_shortage > 0.0 and load.num_prompt_tokens > 0 and load.num_decodes > 0:
+        if limits.thrift > 0.0 and load.num_prompt_tokens > 0 and load.num_decodes > 0:
             numbers = range(1, 2 * len(stages) + 1)
             self._least_seconds = min(self._hand(number).seconds for number in numbers)
 
@@ -104,7 +104,8 @@ class CyclePlanner:
         cycle = max(busy, sum(times) + self._overhead_seconds, MIN_CYCLE_SECONDS)
         num_prompt_tokens = work.num_tokens - hand.work.num_tokens
         num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else load.num_decodes
-        spared = limits.memory_shortage * min(self._least_seconds, hand.seconds)
+        spared = limits.thrift * min(self._least_seconds, hand.seconds)
+        fits = load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE)
         return CyclePlan(
             num_in_flight=num_without + num_with_prompts,
             num_with_prompts=num_with_prompts,
@@ -112,8 +113,8 @@ class CyclePlanner:
             target_tokens=work.num_tokens,
             cycle_seconds=cycle,
             rate=num_done / cycle,
-            worth=num_done / max(MIN_CYCLE_SECONDS, cycle - spared),
-            fits=load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE),
+            worth=num_done / max(MIN_CYCLE_SECONDS, cycle - spared) if fits else 1.0 / cycle,
+            fits=fits,
         )
 
     def _hand(self, num_in_flight: int) -> "_Hand":
@@ -144,14 +145,14 @@ class CyclePlanner:
     def _chunks(self, hand: "_Hand", num_without: int, num_with_prompts: int) -> list[int]:
         """The prompt tokens that a microbatch may have: all that the budgets of the stages allow.
 
-        Where memory is short also fewer, to where the next row costs more than those before.
+        With thrift also fewer, to where the next row costs more than those before.
         """
         chunk = hand.most_prompt_tokens
         for stage, seconds in zip(self._stages, hand.stage_seconds, strict=True):
             budget = (self._limits.seconds - num_without * seconds) / num_with_prompts
             chunk = min(chunk, self._chunk_within(stage, hand.work, seconds, budget))
         most = max(MIN_CHUNK_TOKENS, int(chunk))
-        if self._limits.memory_shortage == 0.0:
+        if self._least_seconds == 0.0:
             return [most]
         knees = (knot - hand.work.num_tokens for knot in KNOTS)
         return [*(size for size in knees if MIN_CHUNK_TOKENS < size < most), most]

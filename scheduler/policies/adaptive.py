@@ -14,8 +14,8 @@ from scheduler.cycle_aims import (
     CycleLoad,
     cycle_seconds,
     load_of,
-    memory_shortage,
-    needed_rate,
+    needed_rates,
+    thrift,
 )
 from scheduler.cycle_plan import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
 from scheduler.dealing import deal_decodes
@@ -179,12 +179,17 @@ class AdaptivePolicy:
         seconds = cycle_seconds(view, options.tpot_seconds, options.slack, lone_seconds)
         num_kept = self._num_kept[has_prompts]
         kept = (num_kept, min(self._num_with_prompts, num_kept))
-        limits = CycleLimits(seconds, self._max_rows, memory_shortage=memory_shortage(view))
+        limits = CycleLimits(seconds, self._max_rows)
         plan = self._planner(load, limits)
         self._plan = plan(*kept)
-        if has_prompts and needed_rate(view) > self._plan.rate:
-            plan = self._planner(load, replace(limits, prompts_hurry=True))
+        if has_prompts:
+            needed = needed_rates(view)
+            limits = replace(limits, thrift=thrift(view, needed, self._plan.rate))
+            plan = self._planner(load, limits)
             self._plan = plan(*kept)
+            if needed.promised > self._plan.rate:
+                plan = self._planner(load, replace(limits, prompts_hurry=True))
+                self._plan = plan(*kept)
         if num_records >= WARMUP_RECORDS:
             self._plan = _next_plan(plan, self._plan, self._limits.num_steps_in_flight, has_prompts)
         self._num_in_flight = self._num_kept[has_prompts] = self._plan.num_in_flight

@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 
 from scheduler.cycle_aims import (
+    EASY_SHARE,
     MAX_STRETCH,
     MIN_STRETCH,
+    NeededRates,
     cycle_seconds,
-    memory_shortage,
-    needed_rate,
+    needed_rates,
+    thrift,
 )
 from scheduler.policy import SchedulerView
-from scheduler.sequence import TrackedSequence
+from scheduler.sequence import DEFAULT_TTFT_SECONDS, TrackedSequence
 from tests.scheduler.mesh_model import make_limits, make_request
 
 
@@ -76,19 +78,32 @@ def test_target_of_a_client_comes_before_the_common_one() -> None:
     )
 
 
-@pytest.mark.parametrize(("num_free", "shortage"), [(64, 0.0), (32, 0.0), (16, 0.5), (0, 1.0)])
-def test_memory_is_short_from_a_half_full_cache_on(num_free: int, shortage: float) -> None:
-    assert memory_shortage(view(num_blocks_free=num_free)) == pytest.approx(shortage)
-
-
 def test_needed_rate_is_what_the_tightest_deadline_asks_for() -> None:
     line = (prompt(100, 2.0), prompt(300, 2.5), prompt(50, 100.0))
-    assert needed_rate(view(waiting=line, num_admissible=3)) == pytest.approx(400 / 2.5)
-    assert needed_rate(view(waiting=line, num_admissible=1)) == pytest.approx(50.0)
+    assert needed_rates(view(waiting=line, num_admissible=3)).promised == pytest.approx(400 / 2.5)
+    assert needed_rates(view(waiting=line, num_admissible=1)).promised == pytest.approx(50.0)
 
 
-def test_deadline_that_is_over_or_was_never_set_needs_nothing() -> None:
-    assert needed_rate(view(prefilling=[prompt(100, None), prompt(100, 1.0, arrival=8.0)])) == 0.0
+def test_deadline_that_was_never_promised_is_hoped_for() -> None:
+    needed = needed_rates(view(prefilling=[prompt(100, None)]))
+    assert (needed.promised, needed.hoped) == (0.0, 100 / DEFAULT_TTFT_SECONDS)
+
+
+def test_deadline_that_is_over_is_not_promised_and_leaves_no_time() -> None:
+    needed = needed_rates(view(prefilling=[prompt(100, None), prompt(100, 1.0, arrival=8.0)]))
+    assert (needed.promised, needed.hoped) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("needed", "num_free", "expected"),
+    [(0.0, 64, 1.0), (100.0, 64, 0.5), (500.0, 64, 0.0), (500.0, 16, 0.75), (math.inf, 0, 1.0)],
+)
+def test_thrift_is_for_prompts_in_no_hurry_and_for_full_caches(
+    needed: float, num_free: int, expected: float
+) -> None:
+    rates = NeededRates(promised=0.0, hoped=needed)
+    found = thrift(view(num_blocks_free=num_free), rates, 100.0 / (0.5 * EASY_SHARE))
+    assert found == pytest.approx(expected)
 
 
 def test_target_that_not_even_a_lone_decode_keeps_counts_for_nothing() -> None:

@@ -81,21 +81,39 @@ def test_longer_line_of_prompts_makes_longer_chunks() -> None:
     assert short.target_tokens < long.target_tokens
 
 
-def test_short_memory_makes_chunks_that_end_where_rows_begin_to_cost() -> None:
+def test_thrift_makes_chunks_that_end_where_rows_begin_to_cost() -> None:
     """Each prompt token should make its cycle longer by the least: chunks up to the knee."""
     stage = replace(STAGE, prompt=0.005, per_token=1e-6, beyond_512=1e-4)
     for seconds in (0.2, 0.4, math.inf):
-        easy, short = (
-            CyclePlanner([stage] * 4, 0.0, MIXED, CycleLimits(seconds, 2048, False, shortage))
-            for shortage in (0.0, 1.0)
+        hasty, thrifty = (
+            CyclePlanner([stage] * 4, 0.0, MIXED, CycleLimits(seconds, 2048, thrift=thrift))
+            for thrift in (0.0, 1.0)
         )
-        assert easy.plan(4, 4).target_tokens > 600
-        assert short.plan(4, 4).target_tokens == 512
+        assert hasty.plan(4, 4).target_tokens > 600
+        assert thrifty.plan(4, 4).target_tokens == 512
 
 
-def test_short_memory_does_not_cut_chunks_where_every_row_costs_alike() -> None:
+def test_thrift_does_not_cut_chunks_where_every_row_costs_alike() -> None:
     """Smaller ones would only add their fixed costs."""
-    for shortage in (0.0, 0.5, 1.0):
-        limits = CycleLimits(0.3, 2048, memory_shortage=shortage)
+    for thrift in (0.0, 0.5, 1.0):
+        limits = CycleLimits(0.3, 2048, thrift=thrift)
         plan = CyclePlanner([replace(STAGE, prompt=0.005)] * 4, 0.0, MIXED, limits).plan(4, 4)
         assert plan.cycle_seconds == pytest.approx(0.3, rel=0.02)
+
+
+def test_plans_none_of_which_fits_lead_by_one_microbatch_a_cycle_to_those_that_do() -> None:
+    """Eight chunks of 16 tokens, which took twice the target, once were kept for a minute."""
+    stages = [STAGE, STAGE.scaled(2.0), STAGE, STAGE]
+    limits = CycleLimits(0.12, 2048)
+    planner = CyclePlanner(stages, 0.0, MIXED, limits)
+    current = planner.plan(8, 8)
+    assert not current.fits
+    for number in range(8, 3, -1):
+        nearby = range(number - 1, number + 2)
+        plans = [planner.plan(n, k) for n in nearby for k in range(n, 0, -1)]
+        current = best_plan(plans, current)
+        if current.fits:
+            break
+        assert current.num_in_flight == number - 1
+    assert current.fits
+    assert settle(stages, 0.0, MIXED, limits).rate > 2 * planner.plan(8, 8).rate
