@@ -119,7 +119,7 @@ def needed_rates(view: SchedulerView) -> NeededRates:
     promised, hoped, num_tokens = 0.0, 0.0, 0
     for sequence in (*view.prefilling, *view.waiting[: view.num_admissible]):
         num_tokens += sequence.num_unsent
-        left = sequence.due_key[0] - view.now
+        left = sequence.request.first_token_due - view.now
         rate = num_tokens / left if left > 0.0 else math.inf
         hoped = max(hoped, rate)
         if left > 0.0 and sequence.request.ttft_target_seconds is not None:
