@@ -20,6 +20,8 @@ LASTING: Final = (BadRequestError, BrokenModelError, RefusedWorkerError)
 
 # Tries in a row that failed in the very same words: the next one would too.
 _MAX_EQUAL_FAILURES: Final = 5
+# A mesh that has served tries for ever, and a float ends after 1,023 doublings.
+_MAX_DOUBLINGS: Final = 16
 
 
 class Patience:
@@ -55,7 +57,8 @@ class Patience:
     @property
     def pause_seconds(self) -> float:
         """Before the next try; doubled with each one in a row that did not come to serve."""
-        return min(self._backoff_seconds * 2.0**self._num_failures, self._max_backoff_seconds)
+        doublings = min(self._num_failures, _MAX_DOUBLINGS)
+        return min(self._backoff_seconds * 2.0**doublings, self._max_backoff_seconds)
 
 
 def _words(cause: StagemeshError) -> str:

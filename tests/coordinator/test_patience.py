@@ -75,3 +75,10 @@ def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None
         patience.count(DIED, has_just_served=has_just_served)
         pauses.append(patience.pause_seconds)
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.1])
+
+
+def test_patience_pause_after_thousands_of_failures_is_the_longest() -> None:
+    patience = Patience(0.1, 5.0)
+    for _ in range(2000):
+        patience.count(DIED, has_just_served=False)
+    assert patience.pause_seconds == 5.0
