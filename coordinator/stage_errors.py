@@ -42,9 +42,9 @@ def stage_error(error: grpc.aio.AioRpcError, worker: str) -> StagemeshError:
 
 def opening_error(error: grpc.aio.AioRpcError, worker: str, peers: Sequence[str]) -> StagemeshError:
     """Likewise, for a worker that had to reach those at `peers`, and may have failed at that."""
-    # Cut, if it was long.
+    # Cut, if it was long; where one peer's port begins like another's, the shorter one is meant.
     address = error_metadata(details_from_rpc(error)).get("address")
-    for peer in peers:
+    for peer in sorted(peers, key=len):
         if address and peer.startswith(address):
             _, message = error_from_rpc(error)
             detail = message.rpartition(f"{peer}: ")[2]
