@@ -51,10 +51,12 @@ async def rejoining(mesh: ToyMesh) -> AsyncIterator[None]:
                     await worker.join_mesh(mesh.mesh)
 
     task = asyncio.create_task(rejoin_for_ever())
-    yield
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 @pytest.mark.parametrize(

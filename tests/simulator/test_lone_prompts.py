@@ -65,6 +65,7 @@ def test_prompts_beside_decodes_with_a_hopeless_tpot_target_wait_no_longer_than_
     hurried, free = (
         run(trace, "adaptive", "cpu", tpot).outcomes[-1].ttft_seconds for tpot in (0.001, None)
     )
+    assert free is not None
     assert hurried == free
 
 
