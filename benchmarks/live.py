@@ -11,6 +11,7 @@ import tempfile
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -23,8 +24,7 @@ from benchmarks.live_recovery import (
     simulate_decodes,
 )
 from benchmarks.mesh import UNCACHED, running_mesh
-from benchmarks.reference import BatchRun
-from benchmarks.serving import infer_batch, summarize
+from benchmarks.serving import batch_cells, infer_batch
 from scheduler import POLICY_NAMES, PolicyName
 from simulator.pacing import read_pace
 from simulator.scenarios import make_scenarios
@@ -33,6 +33,9 @@ from stagemesh import AsyncClient
 from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
 from stagemesh.render import compact_table
 from stagemesh.values import parse_layers
+
+if TYPE_CHECKING:
+    from benchmarks.reference import BatchRun
 
 PACED = Path(__file__).parent / "paced"
 LAYERS = (8, 8, 7, 7)
@@ -127,18 +130,6 @@ async def smollm2(options: argparse.Namespace, console: Console) -> None:
             for policy in clients:
                 table.add_row(policy, str(batch), *batch_cells(runs[policy], options.tokens))
     console.print(table)
-
-
-def batch_cells(runs: list[BatchRun], num_tokens: int) -> tuple[str, ...]:
-    """The rate's median, lowest and highest, and the medians of TTFT and TPOT."""
-    figures = summarize(runs, num_tokens)
-    rates = [len(run.token_ids) * num_tokens / run.wall_seconds for run in runs]
-    return (
-        f"{figures.tokens_per_second:.1f}",
-        f"{min(rates):.1f} - {max(rates):.1f}",
-        f"{figures.ttft_seconds:.2f}",
-        f"{1000 * figures.tpot_seconds:.1f}",
-    )
 
 
 def make_trace(options: argparse.Namespace) -> Trace:

@@ -81,6 +81,18 @@ def summarize(runs: list[BatchRun], num_tokens: int) -> Figures:
     return Figures(statistics.median(rates), statistics.median(ttfts), statistics.median(tpots))
 
 
+def batch_cells(runs: list[BatchRun], num_tokens: int) -> tuple[str, ...]:
+    """The rate's median, lowest and highest, and the medians of TTFT and TPOT."""
+    figures = summarize(runs, num_tokens)
+    rates = [len(run.token_ids) * num_tokens / run.wall_seconds for run in runs]
+    return (
+        f"{figures.tokens_per_second:.1f}",
+        f"{min(rates):.1f} - {max(rates):.1f}",
+        f"{figures.ttft_seconds:.2f}",
+        f"{1000 * figures.tpot_seconds:.1f}",
+    )
+
+
 def identical(ours: list[BatchRun], theirs: list[BatchRun]) -> tuple[int, int]:
     """Sequences with equal tokens, and sequences compared (the first repeat of each side)."""
     pairs = list(zip(ours[0].token_ids, theirs[0].token_ids, strict=True))
