@@ -19,12 +19,10 @@ from scheduler import SchedulerLimits, guess_costs
 _log = get_logger()
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BACKEND_DEVICES = {"nccl": "cuda", "gloo": "cpu", "shm": "cpu"}
 
 # The ranks of one stage, by rank; a replica is a tuple of them, by stage.
 Ranks = tuple[StageLink, ...]
-
-
-_BACKEND_DEVICES = {"nccl": "cuda", "gloo": "cpu", "shm": "cpu"}
 
 
 def check_devices(

@@ -22,6 +22,7 @@ from runtime.logs import get_logger
 
 DRAINED = "drained"
 REGROWN = "regrown"
+# Who was put out may be back repaired, and is given one more chance.
 _MAX_BLAME = 2
 
 _log = get_logger()

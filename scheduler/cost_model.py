@@ -79,7 +79,11 @@ class CostEstimator:
         self._accumulate(work, predicted, ratio)
 
     def solve(self) -> StageCosts:
-        """The costs that fit all evidence best; those that come out negative are held at zero."""
+        """The costs that fit the evidence best; those that come out negative are held at zero.
+
+        After the first records it waits for some new ones, because solving takes longer than what
+        one more record changes is worth.
+        """
         if self.num_records >= NUM_EARLY and self._num_unsolved < NUM_UNSOLVED:
             return self.costs
         self._num_unsolved = 0

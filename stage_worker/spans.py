@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from runtime.step import Step
 
-_BORDER_SHARE = 8
+_BORDER_SHARE = 1 / 8
 """A slice may be larger than half by this part of the step, if that leaves its sequences whole."""
 
 
@@ -63,7 +63,7 @@ def cut_slices(spans: Sequence[Span], min_split_tokens: int | None) -> tuple[Sli
         return (Slice(slice(0, num_tokens), tuple(spans)),)
     middle = num_tokens // 2
     border = min((span.row for span in spans), key=lambda row: abs(row - middle))
-    cut = border if _BORDER_SHARE * abs(border - middle) <= num_tokens else middle
+    cut = border if abs(border - middle) <= _BORDER_SHARE * num_tokens else middle
     parts = [part for span in spans for part in _cut(span, cut)]
     first = tuple(part for part in parts if part.row < cut)
     second = tuple(replace(part, row=part.row - cut) for part in parts if part.row >= cut)
