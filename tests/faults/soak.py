@@ -135,9 +135,8 @@ def main() -> None:
         for name, layout, share in LAYOUTS:
 
             def show(report: SoakReport, name: str = name) -> None:
-                console.print(
-                    f"{time.monotonic() - begun:4.0f} s  {name}: {report}", highlight=False
-                )
+                passed = f"{time.monotonic() - begun:4.0f} s"
+                console.print(f"{passed}  {name}: {report}", highlight=False, soft_wrap=True)
 
             with cluster_of(model, layout) as cluster:
                 reports[name] = Soak(cluster, share * seconds, show, seed).run()
