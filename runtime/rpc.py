@@ -28,9 +28,10 @@ _LABEL = r"[\w-]{1,63}"
 _HOST: Final = re.compile(rf"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|{_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 
-# A peer that is dead is noticed in their sum, also where nothing is sent.
-_KEEPALIVE_MS: Final = 5_000
-_KEEPALIVE_TIMEOUT_MS: Final = 4_000
+# A peer that is dead is noticed in their sum, also where nothing is sent; one that stands still for
+# less than the second one is waited for.
+_KEEPALIVE_MS: Final = 2_500
+_KEEPALIVE_TIMEOUT_MS: Final = 6_500
 
 # Both ends ping an idle connection, and agree that they may: a mismatch draws GOAWAY
 # "too_many_pings". `http2.max_pings_without_data` 0 means no limit.
