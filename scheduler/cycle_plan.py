@@ -69,7 +69,9 @@ class CyclePlanner:
         self._load = load
         self._limits = limits
         self._around = sum_costs(stages)
+        # By number of microbatches.
         self._hands: dict[int, _Hand] = {}
+        self._rooms: dict[int, float] = {}
         self._least_seconds = 0.0
         if limits.thrift > 0.0 and load.num_prompt_tokens > 0 and load.num_decodes > 0:
             numbers = range(1, 2 * len(stages) + 1)
@@ -118,36 +120,33 @@ class CyclePlanner:
         )
 
     def _hand(self, num_in_flight: int) -> "_Hand":
-        if num_in_flight not in self._hands:
-            self._hands[num_in_flight] = self._deal(num_in_flight)
-        return self._hands[num_in_flight]
+        hand = self._hands.get(num_in_flight)
+        if hand is None:
+            work = self._load.decodes(-(-self._load.num_decodes // num_in_flight))
+            times = [stage.seconds(work) for stage in self._stages]
+            cycle = max(num_in_flight * max(times), sum(times) + self._overhead_seconds)
+            hand = self._hands[num_in_flight] = _Hand(work, times, cycle)
+        return hand
 
-    def _deal(self, num_in_flight: int) -> "_Hand":
-        """The decodes of one of so many microbatches, and the prompt tokens it may have besides."""
-        load, limits = self._load, self._limits
-        num_decodes = -(-load.num_decodes // num_in_flight)
-        work = load.decodes(num_decodes)
-        times = [stage.seconds(work) for stage in self._stages]
-        around = sum(times)
-        chunk = math.inf
-        if load.num_prompt_tokens > 0:
+    def _room(self, num_in_flight: int) -> float:
+        """The prompt tokens that one of so many microbatches may have, whatever the others have."""
+        room = self._rooms.get(num_in_flight)
+        if room is None:
+            limits, hand = self._limits, self._hand(num_in_flight)
             left = limits.seconds - self._overhead_seconds
-            chunk = self._chunk_within(self._around, work, around, left)
+            room = self._chunk_within(self._around, hand.work, sum(hand.stage_seconds), left)
             if not limits.prompts_hurry:
-                chunk = min(chunk, self._soonest_chunk(work))
-        return _Hand(
-            work=work,
-            stage_seconds=times,
-            seconds=max(num_in_flight * max(times), around + self._overhead_seconds),
-            most_prompt_tokens=min(chunk, limits.max_step_tokens - num_decodes),
-        )
+                room = min(room, self._soonest_chunk(hand.work))
+            room = min(room, limits.max_step_tokens - hand.work.num_tokens)
+            self._rooms[num_in_flight] = room
+        return room
 
     def _chunks(self, hand: "_Hand", num_without: int, num_with_prompts: int) -> list[int]:
         """The prompt tokens that a microbatch may have: all that the budgets of the stages allow.
 
         With thrift also fewer, to where the next row costs more than those before.
         """
-        chunk = hand.most_prompt_tokens
+        chunk = self._room(num_without + num_with_prompts)
         for stage, seconds in zip(self._stages, hand.stage_seconds, strict=True):
             budget = (self._limits.seconds - num_without * seconds) / num_with_prompts
             chunk = min(chunk, self._chunk_within(stage, hand.work, seconds, budget))
@@ -192,13 +191,12 @@ class CyclePlanner:
 class _Hand:
     """One microbatch's share of the decodes, with each stage's seconds for it.
 
-    A cycle without prompts takes `seconds`. `most_prompt_tokens` it may have, whatever others have.
+    A cycle without prompts takes `seconds`.
     """
 
     work: StepWork
     stage_seconds: Sequence[float]
     seconds: float
-    most_prompt_tokens: float
 
 
 def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:
