@@ -29,9 +29,10 @@ _HOST: Final = re.compile(rf"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|{_LABEL}(\.{_LABEL})*
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 
 # A peer that is dead is noticed in their sum, also where nothing is sent; one that stands still for
-# less than the second one is waited for.
-_KEEPALIVE_MS: Final = 2_500
-_KEEPALIVE_TIMEOUT_MS: Final = 6_500
+# less than the second one is waited for. An answer to a ping waits behind up to some 2 MiB that are
+# on their way, so links must bring these in that time.
+_KEEPALIVE_MS: Final = 2_000
+_KEEPALIVE_TIMEOUT_MS: Final = 7_000
 
 # Both ends ping an idle connection, and agree that they may: a mismatch draws GOAWAY
 # "too_many_pings". `http2.max_pings_without_data` 0 means no limit.
@@ -40,7 +41,7 @@ _COMMON_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    # Where nothing else is sent, gRPC 1.85 goes by this one, which is a minute by default.
+    # Where nothing else comes, gRPC 1.85 goes by this one, which is a minute by default.
     ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),

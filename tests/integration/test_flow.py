@@ -1,7 +1,7 @@
 """Back-pressure from a slow stage to the clients, in real processes: nothing fills up."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
@@ -79,7 +79,9 @@ def check_bounds(state: MeshState, num_left: int) -> None:
     assert replica.num_kv_blocks_used <= replica.num_kv_blocks
 
 
-def test_stage_slowed_tenfold_fills_no_queue_and_no_memory(slow: Mesh) -> None:
+def test_stage_slowed_tenfold_fills_no_queue_and_no_memory(
+    slow: Mesh, record_property: Callable[[str, object], None]
+) -> None:
     """Case 20 (exo#1726): queues filled up and messages were dropped."""
     processes = [*slow.command.descendants()]
     first_half, second_half = Peaks(), Peaks()
@@ -104,5 +106,6 @@ def test_stage_slowed_tenfold_fills_no_queue_and_no_memory(slow: Mesh) -> None:
     assert since.stages[0].num_bytes_sent > 10 * MAX_GROWTH_BYTES
     growth = {pid: second_half.rss_bytes[pid] - peak for pid, peak in first_half.rss_bytes.items()}
     assert len(growth) == 3
+    record_property("memory_growth_bytes", max(growth.values()))
     assert max(growth.values()) < MAX_GROWTH_BYTES, growth
     slow.assert_idle()
