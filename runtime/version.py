@@ -6,5 +6,5 @@
 from typing import Final
 
 VERSION: Final = "0.1.0"
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 BUILD: Final = f"stagemesh {VERSION}"
