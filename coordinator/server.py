@@ -74,13 +74,7 @@ async def serve_coordinator(
     """Serves until `stop` is set; `started` gets the bound addresses."""
     check_access(options)
     coordinator = Coordinator(options)
-    mesh_service = MeshService(
-        coordinator.membership,
-        coordinator.coordinator_id,
-        options.heartbeat_seconds,
-        options.heartbeat_timeout_seconds,
-        Reach(options.mesh_tls, options.is_mesh_insecure),
-    )
+    mesh_service = _make_mesh_service(coordinator)
     health_servicer = health.aio.HealthServicer()
     door = _make_door(coordinator, health_servicer)
     http = HttpServer(make_app(coordinator), _CLOSE_SECONDS, options.door_tls)
@@ -158,6 +152,17 @@ def _make_door(
     names = (INFERENCE_SERVICE, OPERATIONS_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, door)
     return door
+
+
+def _make_mesh_service(coordinator: Coordinator) -> MeshService:
+    options = coordinator.options
+    return MeshService(
+        coordinator.membership,
+        coordinator.coordinator_id,
+        options.heartbeat_seconds,
+        options.heartbeat_timeout_seconds,
+        Reach(options.mesh_tls, options.is_mesh_insecure),
+    )
 
 
 def _add_operations(
