@@ -17,8 +17,9 @@ from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
 from runtime.errors import EpochEndedError, NextStageError, StagemeshError
 from runtime.result_codec import result_to_proto
-from runtime.step import SampledToken, ScoredToken, SlotSampling, StageTiming, Step, StepResult
+from runtime.step import SampledToken, ScoredToken, StageTiming, Step, StepResult
 from runtime.step_codec import header_to_step
+from tests.coordinator.fake_slots import Slots
 from tests.coordinator.toy_model import toy_logprobs, toy_top
 
 
@@ -49,40 +50,6 @@ class Behaviour:
     answering: asyncio.Event = field(default_factory=_set_event)
     # Steps are taken only while this is set.
     running: asyncio.Event = field(default_factory=_set_event)
-
-
-class Slots:
-    """The stage's state: the tokens and blocks of every open slot."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.blocks: dict[int, list[int]] = {}
-        self.sampling: dict[int, SlotSampling] = {}
-        # How every sequence so far is drawn, in the order in which they came.
-        self.samplings: list[SlotSampling] = []
-        # Set once slots were open and all of them are released.
-        self.emptied = asyncio.Event()
-
-    def apply(self, step: Step) -> list[int]:
-        """Takes a step in as a stage must; returns the slots that sample."""
-        for slot in step.released_slots:
-            del self.tokens[slot], self.blocks[slot], self.sampling[slot]
-        if step.released_slots and not self.tokens:
-            self.emptied.set()
-        for opening in step.opened_slots:
-            assert opening.slot not in self.tokens, f"slot {opening.slot} is open"
-            self.tokens[opening.slot] = list(opening.cached_token_ids)
-            self.blocks[opening.slot] = list(opening.cached_block_ids)
-            self.samplings.append(opening.sampling)
-            self.sampling[opening.slot] = opening.sampling
-        for chunk in step.chunks:
-            tokens = self.tokens[chunk.slot]
-            assert chunk.position == len(tokens), f"slot {chunk.slot}: gap at {chunk.position}"
-            tokens.extend(chunk.token_ids)
-            held = {block for blocks in self.blocks.values() for block in blocks}
-            assert held.isdisjoint(chunk.new_block_ids), "a block that is in use is written"
-            self.blocks[chunk.slot].extend(chunk.new_block_ids)
-        return [chunk.slot for chunk in step.chunks if chunk.sample]
 
 
 class FakeStage(stage_pb2_grpc.StageServicer):

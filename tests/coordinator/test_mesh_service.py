@@ -1,54 +1,15 @@
 """Join streams: who is let in, and how the end of one is noticed."""
 
-import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
-
 import grpc
 import grpc.aio
 import pytest
 
-from coordinator import preflight
-from coordinator.exposure import Reach
 from coordinator.membership import Membership
-from coordinator.mesh_service import MeshService
-from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
-from runtime import rpc
+from protos import mesh_pb2, stage_pb2
 from runtime.devices import DeviceUsage
 from runtime.step import RankActivity
 from runtime.version import PROTOCOL_VERSION
-from stagemesh.ports import reserve
-from tests.coordinator.fake_worker import FakeWorker, fake_worker
-
-ON_LOOPBACK = Reach()
-
-
-@asynccontextmanager
-async def mesh_server(
-    membership: Membership,
-    heartbeat_seconds: float = 0.02,
-    timeout_seconds: float = 10.0,
-    reach: Reach = ON_LOOPBACK,
-) -> AsyncIterator[tuple[str, MeshService]]:
-    """A mesh listener, which is closed at the end."""
-    server = rpc.make_server()
-    service = MeshService(membership, "c1", heartbeat_seconds, timeout_seconds, reach)
-    mesh_pb2_grpc.add_MeshServicer_to_server(service, server)
-    address = await rpc.bind(server, "127.0.0.1:0")
-    await server.start()
-    try:
-        yield address, service
-    finally:
-        service.close()
-        await server.stop(1.0)
-
-
-@asynccontextmanager
-async def workers(*worker_ids: str) -> AsyncIterator[list[FakeWorker]]:
-    """Fake workers that have not joined."""
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(fake_worker(name)) for name in worker_ids]
+from tests.coordinator.mesh_server import mesh_server, workers
 
 
 async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
@@ -107,66 +68,6 @@ async def test_join_again_before_the_end_was_noticed_replaces_the_former() -> No
         await second.join_mesh(address, address=first.address)
         assert former.gone_reason == "it joined anew"
         assert [member.identity.worker_id for member in membership.members] == ["b"]
-
-
-async def test_join_from_where_it_cannot_be_reached_is_told_so_at_once() -> None:
-    """Case 27 (vllm#27823): a closed port or a wrong interface is named, not waited for."""
-    membership = Membership(4)
-    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
-        free = reserve("127.0.0.1:0")
-        with pytest.raises(grpc.aio.AioRpcError, match="Connection refused") as caught:
-            await worker.join_mesh(address, address=free)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert f"cannot reach this worker at {free}: " in (caught.value.details() or "")
-        assert "--listen" in (caught.value.details() or "")
-        assert membership.members == ()
-
-
-async def test_join_from_where_nothing_passes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 27 (vllm#27823): a port that takes connections is not yet a worker that answers."""
-    monkeypatch.setattr(preflight, "STATUS_SECONDS", 0.2)
-    membership = Membership(4)
-    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            stalled = f"127.0.0.1:{silent.getsockname()[1]}"
-            with pytest.raises(grpc.aio.AioRpcError, match="no answer within"):
-                await worker.join_mesh(address, address=stalled)
-        assert membership.members == ()
-
-
-async def test_join_where_another_worker_answers_is_told_who() -> None:
-    membership = Membership(4)
-    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
-        with pytest.raises(grpc.aio.AioRpcError, match="another worker, a, answers there"):
-            await second.join_mesh(address, address=first.address)
-        assert membership.members == ()
-
-
-@pytest.mark.parametrize(
-    ("changes", "reach", "says"),
-    [
-        ({"protocol_version": PROTOCOL_VERSION + 1}, Reach(is_insecure=True), "protocol version"),
-        ({"node": "n" * 300}, Reach(is_insecure=True), "longer than 256"),
-        ({"address": "192.0.2.1:1"}, Reach(), "stays on loopback"),
-        ({"address": "some.host:1"}, Reach(), "stays on loopback"),
-    ],
-    ids=["version", "identity", "address", "name"],
-)
-async def test_join_of_a_worker_that_may_not_join_dials_nobody(
-    changes: dict[str, Any], reach: Reach, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Case 25 (CVE-2025-47277): what a stranger says has this machine connect to nothing."""
-    dialled: list[str] = []
-    monkeypatch.setattr(preflight, "dial", lambda address, tls: dialled.append(address))
-    membership = Membership(4)
-    async with (
-        mesh_server(membership, reach=reach) as (address, _),
-        workers("a") as [worker],
-    ):
-        message = await worker.join_mesh(address, **changes)
-        assert says in message.refusal.reason
-    assert dialled == []
-    assert membership.members == ()
 
 
 async def test_join_mesh_full_is_refused() -> None:

@@ -17,8 +17,8 @@ from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
 from stagemesh import Client, GenerationRequest, Sampling, TokenIds
 from tests.integration.conftest import OPTIONS
+from tests.integration.process_log import START_SECONDS
 from tests.integration.processes import (
-    START_SECONDS,
     Mesh,
     new_address,
     run_command,

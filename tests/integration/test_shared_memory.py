@@ -6,7 +6,8 @@ import subprocess
 import pytest
 
 from tests.integration.conftest import OPTIONS
-from tests.integration.processes import COMMAND, START_SECONDS, leaving_no_child
+from tests.integration.process_log import START_SECONDS
+from tests.integration.processes import COMMAND, leaving_no_child
 from tests.integration.tiny_chat import TinyChat
 
 pytestmark = pytest.mark.integration

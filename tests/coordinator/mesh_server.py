@@ -1,0 +1,40 @@
+"""A mesh listener in a test's hands, and fake workers that may join there."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from coordinator.exposure import Reach
+from coordinator.membership import Membership
+from coordinator.mesh_service import MeshService
+from protos import mesh_pb2_grpc
+from runtime import rpc
+from tests.coordinator.fake_worker import FakeWorker, fake_worker
+
+_ON_LOOPBACK = Reach()
+
+
+@asynccontextmanager
+async def mesh_server(
+    membership: Membership,
+    heartbeat_seconds: float = 0.02,
+    timeout_seconds: float = 10.0,
+    reach: Reach = _ON_LOOPBACK,
+) -> AsyncIterator[tuple[str, MeshService]]:
+    """A mesh listener, which is closed at the end."""
+    server = rpc.make_server()
+    service = MeshService(membership, "c1", heartbeat_seconds, timeout_seconds, reach)
+    mesh_pb2_grpc.add_MeshServicer_to_server(service, server)
+    address = await rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        yield address, service
+    finally:
+        service.close()
+        await server.stop(1.0)
+
+
+@asynccontextmanager
+async def workers(*worker_ids: str) -> AsyncIterator[list[FakeWorker]]:
+    """Fake workers that have not joined."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(fake_worker(name)) for name in worker_ids]

@@ -1,0 +1,75 @@
+"""Which workers are asked for where they say that they answer, and what a silent one is told."""
+
+import socket
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from coordinator import preflight
+from coordinator.exposure import Reach
+from coordinator.membership import Membership
+from runtime.version import PROTOCOL_VERSION
+from stagemesh.ports import reserve
+from tests.coordinator.mesh_server import mesh_server, workers
+
+
+async def test_join_from_where_it_cannot_be_reached_is_told_so_at_once() -> None:
+    """Case 27 (vllm#27823): a closed port or a wrong interface is named, not waited for."""
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        free = reserve("127.0.0.1:0")
+        with pytest.raises(grpc.aio.AioRpcError, match="Connection refused") as caught:
+            await worker.join_mesh(address, address=free)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert f"cannot reach this worker at {free}: " in (caught.value.details() or "")
+        assert "--listen" in (caught.value.details() or "")
+        assert membership.members == ()
+
+
+async def test_join_from_where_nothing_passes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 27 (vllm#27823): a port that takes connections is not yet a worker that answers."""
+    monkeypatch.setattr(preflight, "STATUS_SECONDS", 0.2)
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            stalled = f"127.0.0.1:{silent.getsockname()[1]}"
+            with pytest.raises(grpc.aio.AioRpcError, match="no answer within"):
+                await worker.join_mesh(address, address=stalled)
+        assert membership.members == ()
+
+
+async def test_join_where_another_worker_answers_is_told_who() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        with pytest.raises(grpc.aio.AioRpcError, match="another worker, a, answers there"):
+            await second.join_mesh(address, address=first.address)
+        assert membership.members == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reach", "says"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, Reach(is_insecure=True), "protocol version"),
+        ({"node": "n" * 300}, Reach(is_insecure=True), "longer than 256"),
+        ({"address": "192.0.2.1:1"}, Reach(), "stays on loopback"),
+        ({"address": "some.host:1"}, Reach(), "stays on loopback"),
+    ],
+    ids=["version", "identity", "address", "name"],
+)
+async def test_join_of_a_worker_that_may_not_join_dials_nobody(
+    changes: dict[str, Any], reach: Reach, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 25 (CVE-2025-47277): what a stranger says has this machine connect to nothing."""
+    dialled: list[str] = []
+    monkeypatch.setattr(preflight, "dial", lambda address, tls: dialled.append(address))
+    membership = Membership(4)
+    async with (
+        mesh_server(membership, reach=reach) as (address, _),
+        workers("a") as [worker],
+    ):
+        message = await worker.join_mesh(address, **changes)
+        assert says in message.refusal.reason
+    assert dialled == []
+    assert membership.members == ()
