@@ -6,6 +6,7 @@ It listens to nothing: `server.py` puts the doors in front.
 import asyncio
 import time
 import uuid
+from typing import Final, Never
 
 from prometheus_client import CollectorRegistry
 
@@ -24,6 +25,9 @@ from runtime.errors import NotReadyError, ShuttingDownError, StagemeshError
 from runtime.logs import get_logger
 from runtime.metrics import CoordinatorMetrics
 from scheduler import make_policy
+
+# How often blame that has passed is looked for.
+_FORGIVE_SECONDS: Final = 10.0
 
 _log = get_logger()
 
@@ -119,17 +123,18 @@ class Coordinator:
             )
             for engine, plan in zip(self.dispatcher.engines, plans, strict=True)
         )
-        await self._run_replicas()
+        await self._run_replicas(commons)
 
-    async def _run_replicas(self) -> None:
+    async def _run_replicas(self, commons: Commons) -> None:
         """Returns when one is beyond repair, which it can be only while none has served."""
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(replica.run()) for replica in self.replicas]
+            forgiving = tasks.create_task(_forgive(commons))
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             error = NotReadyError(phase=f"failed: {self.failure}")
             self.dispatcher.refuse(error)
             self.dispatcher.fail_all(error)
-            for task in running:
+            for task in (*running, forgiving):
                 task.cancel()
 
     async def drain(self) -> None:
@@ -185,6 +190,14 @@ class Coordinator:
 
     def _note_loading(self, phase: str, done: int, total: int) -> None:
         self._loading = f"{phase}: {100 * done // total}%" if total else phase
+
+
+async def _forgive(commons: Commons) -> Never:
+    """Has blame pass with time; not before the first service, or a bad start would never end."""
+    while True:
+        await asyncio.sleep(_FORGIVE_SECONDS)
+        if commons.has_served:
+            commons.membership.forgive(asyncio.get_running_loop().time())
 
 
 def _expose_engine(metrics: CoordinatorMetrics, engine: Engine) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from coordinator.assignment import Assignment
+from coordinator.blames import Blames
 from runtime.devices import DeviceUsage
 from runtime.errors import (
     InvalidRequestError,
@@ -97,8 +98,7 @@ class Membership:
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
         self._members: dict[str, Member] = {}
-        # By worker id, also of those that are out: they may be back. The latest come last.
-        self._blames: dict[str, Fraction] = {}
+        self._blames = Blames(max_workers)
         self._changed = asyncio.Event()
 
     @property
@@ -114,8 +114,7 @@ class Membership:
         self.check(identity)
         for member in self._predecessors(identity):
             self.leave(member, "it joined anew")
-        blame = self._blames.get(identity.worker_id, Fraction(0))
-        member = Member(identity, held, blame=blame)
+        member = Member(identity, held, blame=self._blames.of(identity.worker_id))
         self._members[identity.worker_id] = member
         self._changed.set()
         return member
@@ -138,7 +137,7 @@ class Membership:
         member.gone.set()
         self._changed.set()
 
-    def blame(self, suspects: Iterable[Member]) -> list[Member]:
+    def blame(self, suspects: Iterable[Member], now: float) -> list[Member]:
         """Counts a try that one of `suspects` has spoiled; returns those that are guilty by now.
 
         Each gets the same part of the blame. One that left by itself is not blamed: nobody had to
@@ -146,11 +145,8 @@ class Membership:
         """
         there = [member for member in suspects if not member.gone.is_set()]
         for member in there:
-            member.blame += Fraction(1, len(there))
-            self._blames.pop(member.identity.worker_id, None)
-            self._blames[member.identity.worker_id] = member.blame
-        while len(self._blames) > self._max_workers:
-            del self._blames[next(iter(self._blames))]
+            part = Fraction(1, len(there))
+            member.blame = self._blames.add(member.identity.worker_id, part, now)
         return [member for member in there if member.is_guilty]
 
     def acquit(self, members: Iterable[Member]) -> None:
@@ -158,7 +154,14 @@ class Membership:
         for member in members:
             member.has_served = True
             member.blame = Fraction(0)
-            self._blames.pop(member.identity.worker_id, None)
+            self._blames.drop(member.identity.worker_id)
+
+    def forgive(self, now: float) -> None:
+        """Forgets the blame that has passed by `now`, so that whoever waits looks again."""
+        if self._blames.halve(now):
+            for member in self.members:
+                member.blame = self._blames.of(member.identity.worker_id)
+            self._changed.set()
 
     @property
     def free(self) -> tuple[Member, ...]:

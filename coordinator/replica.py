@@ -106,7 +106,8 @@ class Replica:
             if not is_on_purpose:
                 self._patience.count(cause, has_just_served=self.is_serving)
                 suspects = suspects_of(cause, self.members, was_serving=self.is_serving)
-                guilty = self._membership.blame(suspects)
+                now = asyncio.get_running_loop().time()
+                guilty = self._membership.blame(suspects, now)
             if await self._plan.is_hopeless(self._patience, cause, self.members):
                 self.failure = str(cause)
                 self._enter(Phase.FAILED)

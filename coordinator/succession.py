@@ -114,7 +114,8 @@ class Succession:
         """Those that failed; the others stand by again."""
         _log.warning("spare_failed", cause=str(cause))
         suspects = suspects_of(cause, self.spares, was_serving=False)
-        for member in self._membership.blame(suspects):
+        now = asyncio.get_running_loop().time()
+        for member in self._membership.blame(suspects, now):
             self._membership.leave(member, str(cause))
         self._membership.give_back(self.spares)
         self.spares = ()

@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from coordinator import blames, coordinator
 from protos import mesh_pb2, mesh_pb2_grpc
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
@@ -106,6 +107,29 @@ async def test_drain_broken_spare_is_put_out_and_the_next_one_taken(toy_folder: 
         await leaving.released()
         await collect(call, answers)
         assert answers[0].tokens == toy_answer(PROMPT, 400)
+
+
+async def test_drain_spare_that_was_put_out_is_taken_once_its_blame_has_passed(
+    toy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose link was cut for a minute is not out for ever."""
+    monkeypatch.setattr(blames, "HALVING_SECONDS", 0.05)
+    monkeypatch.setattr(coordinator, "_FORGIVE_SECONDS", 0.01)
+    async with toy_mesh(toy_folder) as mesh:
+        call = mesh.infer(token_request(PROMPT, max_tokens=40))
+        answers: dict[int, Answer] = {}
+        await read_one(call, answers)
+        staying, leaving = mesh.workers
+        staying.stage.behaviour.running.clear()  # so that only a spare lets the other go
+        await leaving.leave(grace_seconds=60.0)
+        spare = await mesh.add_worker("spare", load_error=AssertionError("no"))
+        await mesh.until(lambda state: len(state.workers) == 2)
+        spare.stage.behaviour.load_error = None
+        await spare.join_mesh(mesh.mesh)
+        await leaving.released()
+        staying.stage.behaviour.running.set()
+        await collect(call, answers)
+        assert answers[0].tokens == toy_answer(PROMPT, 40)
 
 
 async def test_drain_unknown_target_says_where_to_look(toy_folder: Path) -> None:

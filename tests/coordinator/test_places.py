@@ -80,7 +80,7 @@ def test_place_worker_that_spoiled_a_try_comes_behind_newcomers_though_it_holds_
     )
     membership.join(good, held=plan[0])
     spoiler = membership.join(bad, held=plan[1])
-    assert membership.blame([spoiler]) == [spoiler]
+    assert membership.blame([spoiler], now=0.0) == [spoiler]
     membership.leave(spoiler, "its canary is wrong")
     membership.join(newcomer)
     back = membership.join(bad, held=plan[1])
@@ -99,12 +99,12 @@ def test_place_of_two_that_may_have_spoiled_a_try_no_more_are_taken_than_must_be
         membership.join(replace(member(name).identity, protocol_version=PROTOCOL_VERSION), part)
         for name, part in zip("ab", plan, strict=True)
     )
-    assert membership.blame([first, second]) == []
+    assert membership.blame([first, second], now=0.0) == []
     assert names(place(plan, membership.free)) == ["a", "b"]
     membership.join(replace(member("c").identity, protocol_version=PROTOCOL_VERSION))
     assert names(place(plan, membership.free)) == ["a", "c"]
     # The other try came to nothing, too, so it was the one that was there both times.
-    assert membership.blame([first, membership.members[2]]) == [first]
+    assert membership.blame([first, membership.members[2]], now=1.0) == [first]
     assert names(place(plan, membership.free)) == ["c", "b"]
 
 
