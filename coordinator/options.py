@@ -67,7 +67,7 @@ class CoordinatorOptions:
     # How long a replica that has served waits for missing workers before it makes do with fewer.
     replan_seconds: float = 20.0
     # How long after its start a coordinator does not give up: workers that waited for it ask for it
-    # every five seconds at worst.
+    # every five seconds at worst. 0 where whoever starts it starts all of its workers.
     settle_seconds: float = 8.0
     # Pause before a replica is formed again, doubled with each failure in a row.
     backoff_seconds: float = 0.2

@@ -1,7 +1,9 @@
 """Owns how long a replica keeps trying: what its failures so far say about the next try.
 
 Pure. Before the first service, the operator waits for an answer, so what would end the same way
-again is told at once. A mesh that has served waits for better workers instead.
+again is told, once no workers can be on their way that have waited for the coordinator
+(`replica_plan.py`): at once where its launcher starts them all. A mesh that has served waits for
+better workers instead.
 """
 
 from typing import Final

@@ -66,4 +66,7 @@ def coordinator(
     )
     with ProgressView(Console(stderr=True)) as progress:
         check_options(options, progress)
-    run_coordinator(replace(options, exit_with_parent=exit_with_parent))
+    if exit_with_parent:
+        # Who started this process starts its workers, too: none has waited for it.
+        options = replace(options, settle_seconds=0.0, exit_with_parent=True)
+    run_coordinator(options)
