@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from runtime.errors import LaunchError
+from runtime.errors import CertificateError, LaunchError
+from runtime.rpc import ChannelTls
 from runtime.tls import MeshTls, Role
 from stagemesh.children import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, Child, LineFn
 from stagemesh.ports import dialable, free_address
@@ -99,8 +100,9 @@ class Fleet:
         num_quick_ends = num_deaths = 0
         while True:
             started = clock()
+            tls = self._tls()
             child = await self._start(name, index)
-            code = await self._follow(child)
+            code = await self._follow(child, tls)
             if clock() - started > self.restarts.healthy_seconds:
                 num_quick_ends = num_deaths = 0
             else:
@@ -114,18 +116,24 @@ class Fleet:
             self.on_line(f"{name} {how}; starting it again in {delay:.1f} s")
             await asyncio.sleep(delay)
 
-    async def _follow(self, child: Child) -> int:
+    def _tls(self) -> ChannelTls | None:
+        """How to ask a worker that is about to start; LaunchError without the files for it."""
+        try:
+            return self.plan.tls.towards(Role.WORKER) if self.plan.tls else None
+        except CertificateError as error:
+            raise LaunchError(problem=str(error)) from error
+
+    async def _follow(self, child: Child, tls: ChannelTls | None) -> int:
         """Until it ends, by itself or because it is frozen; its exit code."""
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(self._end_frozen(child))
+            watch = tasks.create_task(self._end_frozen(child, tls))
             code = await child.follow()
             watch.cancel()
         return code
 
-    async def _end_frozen(self, child: Child) -> None:
+    async def _end_frozen(self, child: Child, tls: ChannelTls | None) -> None:
         if not self.plan.ends_frozen:
             return
-        tls = None if self.plan.tls is None else self.plan.tls.towards(Role.WORKER)
         await until_frozen(dialable(self._addresses[child.name]), tls)
         self.on_line(f"{child.name} does not answer any more: killed")
         child.kill()

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.errors import LaunchError
+from runtime.tls import MeshTls, Role
 from stagemesh.children import EXIT_REFUSED, Child
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy
 
@@ -77,3 +79,21 @@ async def test_worker_that_lived_long_and_was_drained_is_replaced_at_once(
 ) -> None:
     patient = RestartPolicy(healthy_seconds=-1.0)
     assert delays(await news_of(monkeypatch, 0, 0, 0, restarts=patient)) == [0.0, 0.0, 0.0]
+
+
+async def test_fleet_without_the_certificate_for_its_watch_is_over_before_it_starts_a_worker(
+    tmp_path: Path,
+) -> None:
+    plan = FleetPlan(
+        arguments=(),
+        num_workers=2,
+        first_address="127.0.0.1:0",
+        tls=MeshTls(tmp_path, Role.WORKER),
+        ends_frozen=True,
+    )
+    news: list[str] = []
+    fleet = Fleet(plan, news.append, QUICK)
+    with pytest.raises(LaunchError, match=r"ca\.pem"):
+        await fleet.run(grace_seconds=1.0)
+    assert not fleet.children
+    assert not news
