@@ -11,7 +11,7 @@ from coordinator.assignment_codec import assignment_from_proto
 from coordinator.draining import MAX_GRACE_SECONDS
 from coordinator.exposure import Reach, check_worker_address
 from coordinator.membership import Member, Membership, WorkerIdentity
-from coordinator.preflight import find_problem
+from coordinator.preflight import Preflight
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_from_proto
 from runtime.errors import RefusedWorkerError
@@ -49,6 +49,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         self._heartbeat_seconds = heartbeat_seconds
         self._timeout_seconds = timeout_seconds
         self._reach = reach
+        self._preflight = Preflight(reach.tls)
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -67,11 +68,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         try:
             self._membership.check(identity)
             check_worker_address(identity.address, self._reach)
-            if problem := await find_problem(identity, self._reach.tls):
-                _log.warning("worker_unreachable", worker=identity.address, problem=problem)
-                detail = f"the coordinator cannot reach this worker at {identity.address}: "
-                detail += f"{problem}; give --listen an address and port that it can reach"
-                await context.abort(grpc.StatusCode.UNAVAILABLE, detail[:_MAX_REASON])
+            await self._check_reached(identity, context)
             member = self._membership.join(identity, assignment_from_proto(hello.held))
         except RefusedWorkerError as error:
             _log.warning("worker_refused", worker=identity.address, reason=str(error))
@@ -82,6 +79,19 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         if reason := await self._hold(member, context):
             detail = f"out of the mesh: {reason}"[:_MAX_REASON]
             await context.abort(grpc.StatusCode.UNAVAILABLE, detail)
+
+    async def _check_reached(self, identity: WorkerIdentity, context: _Context) -> None:
+        """Ends the call of a worker that does not answer where it says; it may ask again."""
+        try:
+            problem = await self._preflight.find_problem(identity)
+        except TimeoutError:
+            detail = "too many workers join at once; ask again"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, detail)
+        if problem:
+            _log.warning("worker_unreachable", worker=identity.address, problem=problem)
+            detail = f"the coordinator cannot reach this worker at {identity.address}: "
+            detail += f"{problem}; give --listen an address and port that it can reach"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, detail[:_MAX_REASON])
 
     async def _read_hello(self, context: _Context) -> mesh_pb2.Hello | None:
         try:

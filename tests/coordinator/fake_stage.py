@@ -61,6 +61,8 @@ class FakeStage(stage_pb2_grpc.StageServicer):
         self.slots = Slots()
         self.num_loads = 0
         self.num_canaries = 0
+        # Set once its status was asked for.
+        self.asked = asyncio.Event()
         self.assignment = stage_pb2.Assignment()
         self.epoch = stage_pb2.EpochId()
         self.opening = stage_pb2.OpenEpochRequest()
@@ -140,6 +142,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
     async def Status(  # noqa: N802
         self, request: stage_pb2.StatusRequest, context: Any
     ) -> stage_pb2.StatusResponse:
+        self.asked.set()
         await self.behaviour.answering.wait()
         state = stage_pb2.WORKER_STATE_LOADED if self.num_loads else stage_pb2.WORKER_STATE_EMPTY
         return stage_pb2.StatusResponse(

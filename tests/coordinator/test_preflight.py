@@ -1,5 +1,6 @@
 """Which workers are asked for where they say that they answer, and what a silent one is told."""
 
+import asyncio
 import socket
 from typing import Any
 
@@ -73,3 +74,39 @@ async def test_join_of_a_worker_that_may_not_join_dials_nobody(
         assert says in message.refusal.reason
     assert dialled == []
     assert membership.members == ()
+
+
+async def test_join_more_at_once_than_are_asked_waits_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "MAX_AT_ONCE", 1)
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        first.stage.behaviour.answering.clear()
+        joining = asyncio.create_task(first.join_mesh(address))
+        await first.stage.asked.wait()
+        waiting = asyncio.create_task(second.join_mesh(address))
+        first.stage.behaviour.answering.set()
+        messages = await asyncio.gather(joining, waiting)
+        assert all(message.HasField("welcome") for message in messages)
+        assert [member.identity.worker_id for member in membership.members] == ["a", "b"]
+
+
+async def test_join_whose_turn_does_not_come_may_ask_again_and_nobody_dials_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers that say hello over and over keep no more than so many channels open."""
+    monkeypatch.setattr(preflight, "MAX_AT_ONCE", 1)
+    monkeypatch.setattr(preflight, "TURN_SECONDS", 0.05)
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        first.stage.behaviour.answering.clear()
+        joining = asyncio.create_task(first.join_mesh(address))
+        await first.stage.asked.wait()
+        with pytest.raises(grpc.aio.AioRpcError, match="too many workers join") as caught:
+            await second.join_mesh(address)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not second.stage.asked.is_set()
+        first.stage.behaviour.answering.set()
+        assert (await joining).HasField("welcome")
+        assert (await second.join_mesh(address)).HasField("welcome")
