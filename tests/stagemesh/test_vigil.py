@@ -48,3 +48,23 @@ async def test_process_that_has_not_answered_yet_is_let_alone() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2 * PATIENCE_SECONDS):
             await until_frozen(nobody, patience_seconds=PATIENCE_SECONDS)
+
+
+async def test_process_that_listens_no_more_is_given_the_time_to_end() -> None:
+    """A worker whose GPU takes long to let go of its memory is not killed for it."""
+    process, server = Freezing(), rpc.make_server()
+    health_pb2_grpc.add_HealthServicer_to_server(process, server)
+    address = await rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    clock = asyncio.get_running_loop().time
+    watch = asyncio.create_task(
+        until_frozen(address, patience_seconds=0.2, ending_seconds=PATIENCE_SECONDS)
+    )
+    async with asyncio.timeout(20):
+        for _ in range(2):  # once it asks again, it has the first answer
+            process.answered.clear()
+            await process.answered.wait()
+        await server.stop(None)
+        stopped = clock()
+        await watch
+    assert clock() - stopped > PATIENCE_SECONDS / 2
