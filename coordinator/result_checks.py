@@ -30,7 +30,7 @@ def check_tokens(tokens: Sequence[SampledToken | ScoredToken], vocab_size: int) 
             raise FrameError(
                 what="token of a result", expected=f"below {vocab_size}", actual=token.token_id
             )
-        if math.isnan(token.logprob):
+        if any(map(math.isnan, (token.logprob, *token.top_logprobs))):
             raise FrameError(what="log-probability", expected="a number", actual="NaN")
         if len(token.top_ids) != len(token.top_logprobs):
             raise FrameError(

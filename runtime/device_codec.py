@@ -1,5 +1,7 @@
 """Owns the conversion of a device's usage to protobuf and back; what is absent stays absent."""
 
+import math
+
 from protos import mesh_pb2
 from runtime.devices import DeviceUsage
 
@@ -16,5 +18,6 @@ def usage_to_proto(usage: DeviceUsage) -> mesh_pb2.DeviceUsage:
 
 
 def usage_from_proto(message: mesh_pb2.DeviceUsage) -> DeviceUsage:
-    """What the message says."""
-    return DeviceUsage(**{field.name: value for field, value in message.ListFields()})
+    """What the message says; what is no number is absent."""
+    told = ((field.name, value) for field, value in message.ListFields())
+    return DeviceUsage(**{name: value for name, value in told if math.isfinite(value)})

@@ -1,6 +1,7 @@
-"""Turns what a stage says about a step into protobuf and back; it decides and checks nothing.
+"""Turns what a stage says about a step into protobuf and back; it decides nothing.
 
-Round trips are exact but for this: log-probabilities are float32 on the wire.
+Round trips are exact but for these: log-probabilities are float32 on the wire, and what cannot be
+seconds that somebody measured becomes 0, so that no sum, counter or estimate has to doubt a worker.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from runtime.step import (
 
 # Of scored tokens, in one message: half a megabyte.
 MAX_LOGPROBS_PER_MESSAGE: Final = 1 << 16
+# A century, in seconds: nobody measured more.
+_MAX_SECONDS: Final = 3.2e9
 
 
 def result_to_protos(result: StepResult) -> Iterator[stage_pb2.StepResult]:
@@ -83,10 +86,10 @@ def timing_to_proto(timing: StageTiming) -> stage_pb2.StageTiming:
 def timing_from_proto(message: stage_pb2.StageTiming) -> StageTiming:
     """The inverse of `timing_to_proto`."""
     return StageTiming(
-        receive_seconds=message.receive_seconds,
-        queue_seconds=message.queue_seconds,
-        compute_seconds=message.compute_seconds,
-        idle_seconds=message.idle_seconds,
+        receive_seconds=_measured(message.receive_seconds),
+        queue_seconds=_measured(message.queue_seconds),
+        compute_seconds=_measured(message.compute_seconds),
+        idle_seconds=_measured(message.idle_seconds),
         send=_send_from_proto(message.send) if message.HasField("send") else None,
     )
 
@@ -105,8 +108,16 @@ def activity_to_proto(activity: RankActivity, epoch: stage_pb2.EpochId) -> mesh_
 def activity_from_proto(message: mesh_pb2.RankActivity) -> RankActivity:
     """The inverse, without the epoch."""
     return RankActivity(
-        message.num_steps, message.compute_seconds, message.wait_seconds, message.num_bytes_sent
+        message.num_steps,
+        _measured(message.compute_seconds),
+        _measured(message.wait_seconds),
+        message.num_bytes_sent,
     )
+
+
+def _measured(seconds: float) -> float:
+    """0 for what is negative, not a number or beyond all measure."""
+    return seconds if 0.0 <= seconds <= _MAX_SECONDS else 0.0
 
 
 def _sampled_to_proto(token: SampledToken) -> stage_pb2.SampledToken:
@@ -167,8 +178,8 @@ def _send_to_proto(send: SendTiming) -> stage_pb2.SendTiming:
 def _send_from_proto(message: stage_pb2.SendTiming) -> SendTiming:
     return SendTiming(
         step=message.step,
-        seconds=message.seconds,
-        hidden_seconds=message.hidden_seconds,
+        seconds=_measured(message.seconds),
+        hidden_seconds=_measured(message.hidden_seconds),
         num_frames=message.num_frames,
         num_bytes=message.num_bytes,
     )

@@ -58,6 +58,11 @@ def _not_a_number(result: stage_pb2.StepResult) -> None:
     result.sampled[0].logprob = float("nan")
 
 
+def _most_likely_are_not_numbers(result: stage_pb2.StepResult) -> None:
+    result.sampled[0].top_ids.append(1)
+    result.sampled[0].top_logprobs.append(float("nan"))
+
+
 def _another_slot(result: stage_pb2.StepResult) -> None:
     result.sampled[0].slot += 1
 
@@ -72,7 +77,14 @@ def _step_left_out(result: stage_pb2.StepResult) -> None:
 
 @pytest.mark.parametrize(
     "corrupt",
-    [_out_of_vocabulary, _not_a_number, _another_slot, _top_lists_differ, _step_left_out],
+    [
+        _out_of_vocabulary,
+        _not_a_number,
+        _most_likely_are_not_numbers,
+        _another_slot,
+        _top_lists_differ,
+        _step_left_out,
+    ],
 )
 async def test_replica_stage_answers_wrongly_ends_the_epoch_not_the_request(
     toy_folder: Path, corrupt: Callable[[stage_pb2.StepResult], None]

@@ -1,5 +1,7 @@
 """What devices say of their load."""
 
+import math
+
 import pynvml
 import pytest
 
@@ -69,3 +71,8 @@ def test_visible_gpus_without_the_variable_are_all_that_the_driver_knows(
 )
 def test_usage_on_the_wire_keeps_what_is_absent_absent(usage: DeviceUsage) -> None:
     assert usage_from_proto(usage_to_proto(usage)) == usage
+
+
+def test_usage_on_the_wire_that_is_no_number_is_absent() -> None:
+    told = DeviceUsage(utilization=math.nan, memory_used_bytes=7, power_watts=math.inf)
+    assert usage_from_proto(usage_to_proto(told)) == DeviceUsage(memory_used_bytes=7)

@@ -6,8 +6,17 @@ from hypothesis import strategies as st
 
 from protos import stage_pb2
 from runtime import result_codec
-from runtime.result_codec import result_from_proto, result_to_proto, result_to_protos
+from runtime.result_codec import (
+    activity_from_proto,
+    activity_to_proto,
+    result_from_proto,
+    result_to_proto,
+    result_to_protos,
+    timing_from_proto,
+    timing_to_proto,
+)
 from runtime.step import (
+    RankActivity,
     SampledToken,
     ScoredToken,
     SendTiming,
@@ -23,7 +32,7 @@ from runtime.step_codec import header_to_step, step_to_header
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)
 float32 = st.floats(width=32, allow_nan=False)
-float64 = st.floats(allow_nan=False)
+seconds = st.floats(0.0, 3e9)
 
 
 def _tuples(elements: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, ...]]:
@@ -83,8 +92,8 @@ scored_tokens = st.builds(
     top_ids=_tuples(uint32),
     top_logprobs=st.lists(float32, max_size=5).map(tuple),
 )
-sends = st.builds(SendTiming, uint64, float64, float64, uint32, uint64)
-timings = st.builds(StageTiming, float64, float64, float64, float64, st.none() | sends)
+sends = st.builds(SendTiming, uint64, seconds, seconds, uint32, uint64)
+timings = st.builds(StageTiming, seconds, seconds, seconds, seconds, st.none() | sends)
 results = st.builds(
     StepResult,
     step=uint64,
@@ -120,6 +129,16 @@ def test_result_in_parts_returns_equal_and_each_is_bounded(result: StepResult, m
     for part in (*parts, last):
         num_logprobs = sum(1 + len(token.top_ids) for token in part.scored)
         assert num_logprobs <= most or len(part.scored) == 1
+
+
+@pytest.mark.parametrize("told", [-1.0, float("nan"), float("inf"), -float("inf"), 1e300])
+def test_seconds_that_nobody_can_have_measured_become_none(told: float) -> None:
+    """Nor do they break a counter, which only grows, or stay in a sum for ever."""
+    timing = StageTiming(told, told, told, told, SendTiming(3, told, told, 1, 10))
+    none = StageTiming(0.0, 0.0, 0.0, 0.0, SendTiming(3, 0.0, 0.0, 1, 10))
+    assert timing_from_proto(timing_to_proto(timing)) == none
+    activity = activity_to_proto(RankActivity(7, told, told, 90), stage_pb2.EpochId())
+    assert activity_from_proto(activity) == RankActivity(7, 0.0, 0.0, 90)
 
 
 def test_temperature_beyond_float32_is_rounded_once() -> None:
