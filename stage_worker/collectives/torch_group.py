@@ -105,8 +105,9 @@ class TorchGroup:
     def abort(self, end: StagemeshError) -> None:
         """NCCL is told too: a GPU may be waiting."""
         self._block.end(end)
-        if self._backend == "nccl" and self._connection is not None:
-            self._connection.abort()
+        connection = self._connection  # which the device's thread may close meanwhile
+        if self._backend == "nccl" and connection is not None:
+            connection.abort()
 
     def close(self) -> None:
         """Closes the connection, at which gloo ends what the other ranks wait for.
@@ -124,7 +125,9 @@ class TorchGroup:
         path = store_path(self._block.path)
         made: Future[Any] = Future()
         # Nothing else ends the wait for a rank that is gone before it has connected.
-        threading.Thread(target=self._make, args=(path, made), daemon=True).start()
+        threading.Thread(
+            target=self._make, args=(path, made), name="connect-group", daemon=True
+        ).start()
         try:
             self._watch(made.done, "connecting")
             connection = made.result()
@@ -141,7 +144,8 @@ class TorchGroup:
     def _make(self, path: Path, made: Future[Any]) -> None:
         try:
             made.set_result(self._make_connection(_dist.FileStore(str(path), self.size)))
-        except RuntimeError as exc:
+        # A thread's boundary: it is raised again in the one that waits.
+        except BaseException as exc:  # noqa: BLE001
             made.set_exception(exc)
 
     def _make_connection(self, store: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 
 from stage_worker.collectives.group import RankGroup
@@ -10,13 +11,13 @@ from stage_worker.collectives.opening import GroupSpec, open_group
 _numbers = count()
 
 
-def open_groups(size: int, timeout_seconds: float = 60.0, overlap: str = "auto") -> list[RankGroup]:
+def open_groups(
+    size: int, timeout_seconds: float = 60.0, overlap: str = "auto", backend: str = "shm"
+) -> list[RankGroup]:
     """All ranks of a new group; whoever asks for them closes them."""
     name = f"test-{id(_numbers)}-{next(_numbers)}"
-    return [
-        open_group(GroupSpec(name, rank, size, timeout_seconds=timeout_seconds, overlap=overlap))
-        for rank in range(size)
-    ]
+    first = GroupSpec(name, 0, size, backend, timeout_seconds, overlap=overlap)
+    return [open_group(replace(first, rank=rank)) for rank in range(size)]
 
 
 def run_ranks(calls: Sequence[Callable[[], object]]) -> list[object]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 import torch
 
 from runtime.errors import InvalidRequestError
+from runtime.step import Step
 from stage_worker.collectives.opening import GroupSpec, check_backend, open_group
 from stage_worker.collectives.shared_file import block_path
+from stage_worker.collectives.torch_group import TorchGroup
+from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
 from tests.tiny_models import make_tiny_llama
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
@@ -110,6 +114,21 @@ def test_gloo_rank_beside_one_that_is_stopped_closes_without_waiting_for_it(tmp_
         assert first.stdout is not None
         assert json.loads(first.stdout.readline()) < TIMEOUT_SECONDS / 10
         first.wait(TIMEOUT_SECONDS / 10)
+
+
+def test_gloo_connection_that_cannot_be_made_raises_what_it_was_on_every_rank() -> None:
+    groups = open_groups(2, backend="gloo")
+
+    def make(store: object) -> object:
+        raise OSError("no such network")
+
+    for group in groups:
+        assert isinstance(group, TorchGroup)
+        group._make_connection = make  # type: ignore[method-assign]
+    outs = run_ranks([partial(group.agree, Step(0), None) for group in groups])
+    for group in groups:
+        group.close()
+    assert [str(out) for out in outs] == ["no such network"] * 2
 
 
 @pytest.mark.parametrize(
