@@ -1,6 +1,6 @@
 """Owns what decides who may come in: tenants' shares, and the lengths of the answers that ended.
 
-Both outlive epochs. It hands nothing out: `batching.py` opens the slots.
+Both outlive epochs; a forecast does not. It hands nothing out: `batching.py` opens the slots.
 """
 
 from collections import Counter
@@ -39,6 +39,11 @@ class Intake:
         self.shares = FairShare()
         self._lengths = OutputLengths()
         # Until another forecast is due, so many may run.
+        self._num_steps_to_forecast = 0
+        self._most_running = 0
+
+    def start_epoch(self) -> None:
+        """Nobody runs, and there may be other memory: the last forecast says nothing any more."""
         self._num_steps_to_forecast = 0
         self._most_running = 0
 

@@ -43,6 +43,7 @@ class Scheduler:
     def _start_epoch(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self._in_flight = StepsInFlight()
+        self._intake.start_epoch()
         self._policy.start_epoch(limits)
         self._meter = PipelineMeter()
 

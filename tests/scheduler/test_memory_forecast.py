@@ -1,5 +1,6 @@
 """Admission by what the cache will hold, not only by what it holds."""
 
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -127,3 +128,20 @@ def test_forecast_of_many_that_run_holds_for_some_steps_and_serves_everybody() -
     with mock.patch.object(intake, "num_admissible", wraps=num_admissible) as forecasts:
         mesh.finish()
     assert 0 < forecasts.call_count < 0.7 * mesh.stage.num_steps
+
+
+def test_forecast_of_an_epoch_that_is_over_does_not_hold_in_the_next() -> None:
+    limits = make_limits(num_blocks=400, max_sequences=300, max_step_tokens=2000, max_waiting=300)
+    mesh = Mesh(limits)
+    for number in range(300):
+        mesh.add(make_request(number, prompt=4, max_tokens=16))
+    with mock.patch.object(intake, "num_admissible", wraps=num_admissible) as forecasts:
+        mesh.send()
+        mesh.receive()
+        mesh.send()
+        assert mesh.scheduler.num_running >= intake.NUM_RUNNING_PER_STEP
+        num_forecasts = forecasts.call_count
+        mesh.restart(replace(limits, num_blocks=10))
+        mesh.send()
+        assert forecasts.call_count > num_forecasts
+    assert mesh.scheduler.num_running == 2
