@@ -12,6 +12,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.plan import served_len
 from coordinator.stages import EpochPlace, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
+from runtime.backends import BACKEND_DEVICES
 from runtime.errors import FingerprintMismatchError, WorkerRefusedError
 from runtime.logs import get_logger
 from scheduler import SchedulerLimits, guess_costs
@@ -19,7 +20,6 @@ from scheduler import SchedulerLimits, guess_costs
 _log = get_logger()
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_BACKEND_DEVICES = {"nccl": "cuda", "gloo": "cpu", "shm": "cpu"}
 
 # The ranks of one stage, by rank; a replica is a tuple of them, by stage.
 Ranks = tuple[StageLink, ...]
@@ -39,12 +39,12 @@ def check_devices(
     }
     for part, member in zip(assignments, members, strict=True):
         kind = member.identity.device_kind
-        needed = _BACKEND_DEVICES.get(backend, rank_0_kinds[part.stage])
+        needed = BACKEND_DEVICES.get(backend, rank_0_kinds[part.stage])
         # Others than these, as those of paced workers, exchange nothing.
-        if part.tp_size == 1 or kind == needed or kind not in _BACKEND_DEVICES.values():
+        if part.tp_size == 1 or kind == needed or kind not in BACKEND_DEVICES.values():
             continue
         ranks = f"the ranks of stage {part.stage}"
-        if backend in _BACKEND_DEVICES:
+        if backend in BACKEND_DEVICES:
             problem = f"--backend {backend} needs {needed} devices for {ranks}"
             remedy = f"leave --backend at auto, or give the stage workers on {needed}"
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from runtime.backends import BACKEND_DEVICES
 from runtime.errors import InvalidRequestError
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.collectives.overlap import min_split_tokens
@@ -16,7 +17,7 @@ from stage_worker.collectives.shared_block import SharedBlock
 from stage_worker.collectives.shared_memory import SharedMemoryGroup
 from stage_worker.collectives.torch_group import TorchGroup
 
-BACKENDS = ("auto", "shm", "gloo", "nccl")
+BACKENDS = ("auto", *BACKEND_DEVICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,12 @@ def open_group(spec: GroupSpec) -> RankGroup:
 
 def check_backend(backend: str, device: str) -> str:
     """The backend, with "auto" decided; raises `InvalidRequestError` where it cannot be used."""
-    is_cuda = torch.device(device).type == "cuda"
+    kind = torch.device(device).type
     if backend == "auto":
-        return "nccl" if is_cuda else "shm"
+        return "nccl" if kind == "cuda" else "shm"
     if backend not in BACKENDS:
         _refuse(f"{backend!r} is none of {', '.join(BACKENDS)}")
-    if (backend == "nccl") != is_cuda:
+    if BACKEND_DEVICES[backend] != kind:
         _refuse(f"{backend} does not serve {device} devices; leave it at auto")
     if backend == "nccl" and not dist.is_nccl_available():
         _refuse("this build of torch has no nccl")
