@@ -36,9 +36,12 @@ class CyclePlan:
     Of the microbatches in flight, `num_with_prompts` carry prompts besides their decodes. One of
     those takes `target_seconds` on its slowest stage and has `target_tokens` rows. `rate` is what
     the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `fits` says
-    whether decodes get their tokens in time. `worth` is what plans are compared by that do: the
-    rate, or, with thrift, what the cycle gets done in each second that it is longer than without
-    prompts. Of plans that do not, the shortest cycle is worth most: it leads back to those that do.
+    whether decodes get their tokens in time.
+
+    `worth` compares plans that are alike in `fits`, and no others, for it is another quantity in
+    each case. Where plans fit, it is the rate, or, with thrift, what the cycle gets done in each
+    second that it is longer than without prompts. Where they do not, it is 1 / `cycle_seconds`: the
+    shortest cycle leads back to those that fit.
     """
 
     num_in_flight: int
@@ -70,12 +73,12 @@ class CyclePlanner:
         self._limits = limits
         self._around = sum_costs(stages)
         # By number of microbatches.
-        self._hands: dict[int, _Hand] = {}
+        self._decode_shares: dict[int, _DecodeShare] = {}
         self._rooms: dict[int, float] = {}
         self._least_seconds = 0.0
         if limits.thrift > 0.0 and load.num_prompt_tokens > 0 and load.num_decodes > 0:
             numbers = range(1, 2 * len(stages) + 1)
-            self._least_seconds = min(self._hand(number).seconds for number in numbers)
+            self._least_seconds = min(self._decode_share(number).seconds for number in numbers)
 
     def plan(self, num_in_flight: int, num_with_prompts: int) -> CyclePlan:
         """The best cycle with so many microbatches, so many of them with prompts.
@@ -84,29 +87,29 @@ class CyclePlanner:
         pieces of fixed cost a over P stages, pieces of a + sqrt(A*a/(P-1)) do. The budget cuts that
         down: neither the microbatches in flight nor the way around may take longer.
         """
-        hand, num_without = self._hand(num_in_flight), num_in_flight - num_with_prompts
+        share, num_without = self._decode_share(num_in_flight), num_in_flight - num_with_prompts
         if self._load.num_prompt_tokens == 0:
-            return self._cycle(hand, num_without, num_with_prompts, hand.work)
+            return self._cycle(share, num_without, num_with_prompts, share.work)
         plans = [
-            self._cycle(hand, num_without, num_with_prompts, self._with_chunk(hand.work, chunk))
-            for chunk in self._chunks(hand, num_without, num_with_prompts)
+            self._cycle(share, num_without, num_with_prompts, self._with_chunk(share.work, chunk))
+            for chunk in self._chunks(share, num_without, num_with_prompts)
         ]
         return max(plans, key=lambda plan: (plan.fits, plan.worth))
 
     def _cycle(
-        self, hand: "_Hand", num_without: int, num_with_prompts: int, work: StepWork
+        self, share: "_DecodeShare", num_without: int, num_with_prompts: int, work: StepWork
     ) -> CyclePlan:
         """The cycle whose microbatches with prompts are `work`, and the others only decodes."""
         load, limits = self._load, self._limits
         times = [stage.seconds(work) for stage in self._stages]
         busy = max(
             num_with_prompts * seconds + num_without * without
-            for seconds, without in zip(times, hand.stage_seconds, strict=True)
+            for seconds, without in zip(times, share.stage_seconds, strict=True)
         )
         cycle = max(busy, sum(times) + self._overhead_seconds, MIN_CYCLE_SECONDS)
-        num_prompt_tokens = work.num_tokens - hand.work.num_tokens
+        num_prompt_tokens = work.num_tokens - share.work.num_tokens
         num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else load.num_decodes
-        spared = limits.thrift * min(self._least_seconds, hand.seconds)
+        spared = limits.thrift * min(self._least_seconds, share.seconds)
         fits = load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE)
         return CyclePlan(
             num_in_flight=num_without + num_with_prompts,
@@ -119,41 +122,41 @@ class CyclePlanner:
             fits=fits,
         )
 
-    def _hand(self, num_in_flight: int) -> "_Hand":
-        hand = self._hands.get(num_in_flight)
-        if hand is None:
+    def _decode_share(self, num_in_flight: int) -> "_DecodeShare":
+        share = self._decode_shares.get(num_in_flight)
+        if share is None:
             work = self._load.decodes(-(-self._load.num_decodes // num_in_flight))
             times = [stage.seconds(work) for stage in self._stages]
             cycle = max(num_in_flight * max(times), sum(times) + self._overhead_seconds)
-            hand = self._hands[num_in_flight] = _Hand(work, times, cycle)
-        return hand
+            share = self._decode_shares[num_in_flight] = _DecodeShare(work, times, cycle)
+        return share
 
     def _room(self, num_in_flight: int) -> float:
         """The prompt tokens that one of so many microbatches may have, whatever the others have."""
         room = self._rooms.get(num_in_flight)
         if room is None:
-            limits, hand = self._limits, self._hand(num_in_flight)
+            limits, share = self._limits, self._decode_share(num_in_flight)
             left = limits.seconds - self._overhead_seconds
-            room = self._chunk_within(self._around, hand.work, sum(hand.stage_seconds), left)
+            room = self._chunk_within(self._around, share.work, sum(share.stage_seconds), left)
             if not limits.prompts_hurry:
-                room = min(room, self._soonest_chunk(hand.work))
-            room = min(room, limits.max_step_tokens - hand.work.num_tokens)
+                room = min(room, self._soonest_chunk(share.work))
+            room = min(room, limits.max_step_tokens - share.work.num_tokens)
             self._rooms[num_in_flight] = room
         return room
 
-    def _chunks(self, hand: "_Hand", num_without: int, num_with_prompts: int) -> list[int]:
+    def _chunks(self, share: "_DecodeShare", num_without: int, num_with_prompts: int) -> list[int]:
         """The prompt tokens that a microbatch may have: all that the budgets of the stages allow.
 
         With thrift also fewer, to where the next row costs more than those before.
         """
         chunk = self._room(num_without + num_with_prompts)
-        for stage, seconds in zip(self._stages, hand.stage_seconds, strict=True):
+        for stage, seconds in zip(self._stages, share.stage_seconds, strict=True):
             budget = (self._limits.seconds - num_without * seconds) / num_with_prompts
-            chunk = min(chunk, self._chunk_within(stage, hand.work, seconds, budget))
+            chunk = min(chunk, self._chunk_within(stage, share.work, seconds, budget))
         most = max(MIN_CHUNK_TOKENS, int(chunk))
         if self._least_seconds == 0.0:
             return [most]
-        knees = (knot - hand.work.num_tokens for knot in KNOTS)
+        knees = (knot - share.work.num_tokens for knot in KNOTS)
         return [*(size for size in knees if MIN_CHUNK_TOKENS < size < most), most]
 
     def _chunk_within(
@@ -188,7 +191,7 @@ class CyclePlanner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hand:
+class _DecodeShare:
     """One microbatch's share of the decodes, with each stage's seconds for it.
 
     A cycle without prompts takes `seconds`.
@@ -203,8 +206,8 @@ def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:
     """The plan to aim at: the current one unless another is clearly better.
 
     One is better if decodes get their tokens in time and the current one does not give them that,
-    or else by its worth; or if it has fewer microbatches and is as good as the best, down to a
-    single one.
+    or else, where both do or neither does, by its worth; or if it has fewer microbatches and is as
+    good as the best, down to a single one.
     """
     best = max(plans, key=lambda plan: (plan.fits, plan.worth))
     if (best.fits, best.worth) > (current.fits, current.worth * (1.0 + HYSTERESIS)):

@@ -124,6 +124,7 @@ class PipelineMeter:
         tpot = median(self._tpots) if self._tpots else math.nan
         return LimitRatios(
             throughput=busy,
+            # Over min(1, M*t_b/Lambda): steps that fill the pipeline can at most be busy always.
             occupancy=max(busy, self._share_of_places()),
             tpot=min(with_decodes) / tpot if with_decodes else math.nan,
             ttft=self._ttft_ratio(),

@@ -128,7 +128,7 @@ class Policy(Protocol):
 def even_share(view: SchedulerView, num_microbatches: int) -> int:
     """How many ready decodes the next microbatch takes so that all come out even.
 
-    Never above ceil(decoding / microbatches). Ready decodes are also dealt over the microbatches
+    Never above ceil(decoding / microbatches). Ready decodes are also spread over the microbatches
     that can still be sent, so 6 over 4 become 2, 2, 1, 1 and not 2, 2, 2, 0. Decodes of one
     microbatch become ready together, so they stay together until the shares change.
     """

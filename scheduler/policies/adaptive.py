@@ -18,7 +18,7 @@ from scheduler.cycle_aims import (
     thrift,
 )
 from scheduler.cycle_plan import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
-from scheduler.dealing import deal_decodes
+from scheduler.decode_spread import spread_decodes
 from scheduler.feedback import SentStep, StageRecord, StepWork
 from scheduler.insight import Decisions, SchedulerInsight
 from scheduler.limits import SchedulerLimits
@@ -98,13 +98,13 @@ class AdaptivePolicy:
         max_rows = self._max_rows
         promised = -(-max_rows // PROMPT_SHARE) if has_prompts else 0
         slowest = max(self._costs, key=lambda costs: costs.fixed)
-        dealt = deal_decodes(
+        share = spread_decodes(
             view,
             self._num_in_flight,
             slowest.per_token + slowest.per_sample,
             slowest.per_context,
         )
-        return [sequence.sequence_id for sequence in dealt[: max(1, max_rows - promised)]]
+        return [sequence.sequence_id for sequence in share[: max(1, max_rows - promised)]]
 
     def chunk_tokens(
         self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView

@@ -1,7 +1,7 @@
-"""Deals decodes over the microbatches in flight by predicted cost, longest context first.
+"""Spreads decodes over the microbatches in flight by predicted cost, longest context first.
 
-Who went together comes back together, so a deal lasts until sequences come or go; only then is
-there more in line than one microbatch's share, and that is dealt anew.
+Who went together comes back together, so a spread lasts until sequences come or go; only then is
+there more in line than one microbatch's share, and that is spread anew.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from scheduler.policy import SchedulerView, SequenceView, even_share
 
 
-def deal_decodes(
+def spread_decodes(
     view: SchedulerView, num_microbatches: int, token_seconds: float, context_seconds: float
 ) -> Sequence[SequenceView]:
     """The ready decodes of the next microbatch; never more than an even share in number.
@@ -28,14 +28,14 @@ def deal_decodes(
     longest_first = sorted(
         view.ready, key=lambda sequence: (-sequence.num_sent, sequence.sequence_id)
     )
-    hands: list[list[SequenceView]] = [[] for _ in range(num_free)]
-    cheapest = [(0.0, hand) for hand in range(num_free)]
+    microbatches: list[list[SequenceView]] = [[] for _ in range(num_free)]
+    cheapest = [(0.0, number) for number in range(num_free)]
     for sequence in longest_first:
         if not cheapest:
             break
-        seconds, hand = heapq.heappop(cheapest)
-        hands[hand].append(sequence)
-        if len(hands[hand]) < share:
+        seconds, number = heapq.heappop(cheapest)
+        microbatches[number].append(sequence)
+        if len(microbatches[number]) < share:
             cost = token_seconds + context_seconds * sequence.num_sent
-            heapq.heappush(cheapest, (seconds + cost, hand))
-    return hands[0]
+            heapq.heappush(cheapest, (seconds + cost, number))
+    return microbatches[0]
