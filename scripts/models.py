@@ -50,10 +50,10 @@ chunks of 1, of 7 and whole, and for prompts longer than the window.
   the first case all numbers are those of Transformers; in the second those of sequences that are
   longer than the original length, while shorter ones differ (vLLM chooses likewise).
 - **Ranks** (`--tp`) cut a stage between key/value heads, so there are at most as many ranks as the
-  model has of those; uneven shares are fine (SmolLM2 has 3: two ranks take 2 and 1). With a single
-  one (multi-query attention, such as Gemma 3 1B: 4 query heads, 1 key/value head) each rank has it
-  and its part of the query heads: up to 4 ranks there, whose KV caches are not smaller than that of
-  one.
+  model has of those; uneven shares are fine (SmolLM2 has 3: two ranks take 2 and 1). Where there
+  is a single one (multi-query attention), each rank has that one and its part of the query heads.
+  So Gemma 3 1B, with 4 query heads and 1 key/value head, runs on up to 4 ranks, but the KV cache of
+  each is as large as that of one rank alone.
 - **Mixtures of experts** keep all experts of a layer in the stage that has the layer; its ranks
   share them out whole.
 - **Gemma 3** means the text models; those with images are another architecture and are refused.
