@@ -10,7 +10,16 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from stagemesh.cli import examples
-from stagemesh.cli.option_types import Address, ApiKey, Flag, NotNegative, Positive, between
+from stagemesh.cli.option_types import (
+    Address,
+    ApiKey,
+    Flag,
+    NewFile,
+    NotNegative,
+    Picture,
+    Positive,
+    between,
+)
 from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.client import DEFAULT_TARGET
 from stagemesh.progress import ProgressView
@@ -19,7 +28,8 @@ from stagemesh.values import parse_targets
 DEFAULT_HTTP = "127.0.0.1:8000"
 
 Above0 = Annotated[float, Parameter(validator=Number(gt=0, lte=1e6))]
-File = Annotated[Path | None, Parameter(metavar="FILE", show_default=False)]
+FileParameter = Parameter(metavar="FILE", show_default=False)
+File = Annotated[Path | None, FileParameter]
 TargetList = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)]
 
 bench = App(name="bench", help="Measure a running mesh.", sort_key=9)
@@ -45,8 +55,8 @@ def serve(
     goodput: Annotated[TargetList, Parameter(show_default=False)] = (),
     seed: Annotated[int, between(0, 2**31)] = 0,
     timeout: Above0 = 600.0,
-    save: File = None,
-    plot: File = None,
+    save: Annotated[NewFile, FileParameter] = None,
+    plot: Annotated[Picture, FileParameter] = None,
 ) -> None:
     """Send many requests to a running mesh, and report latencies and rates as its clients saw them.
 

@@ -1,7 +1,9 @@
 """Owns what an option's value may be: type, bounds, and how it is read from the command line."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, Token
@@ -18,6 +20,23 @@ def _check_address(address: str) -> str:
     except InvalidRequestError as error:
         raise ValueError(error.problem) from None
     return address
+
+
+def _check_new_file(_: Any, file: Path | None) -> None:
+    """Finds before hours of work, not after them, that their outcome cannot be written."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; name a file")
+    if not file.parent.is_dir():
+        raise ValueError(f"there is no folder {file.parent}; make it first")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ValueError(f"{file} cannot be written; name a file that can")
+
+
+def _check_picture(_: Any, file: Path | None) -> None:
+    if file is not None and file.suffix != ".png":
+        raise ValueError(f"{file} is to be a PNG; name a file that ends in .png")
 
 
 def _convert(parse: Callable[[str], object], type_: Any, tokens: Sequence[Token]) -> object:
@@ -51,6 +70,8 @@ Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
 Ranks = Annotated[tuple[int, ...], _one_token(parse_ranks, "N[,N,...]")]
 Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]
 Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
+NewFile = Annotated[Path | None, Parameter(validator=_check_new_file)]
+Picture = Annotated[Path | None, Parameter(validator=(_check_new_file, _check_picture))]
 Flag = Parameter(negative=())
 ApiKey = Annotated[str | None, Parameter(show_default=False)]
 ExitWithParent = Annotated[bool, Parameter(show=False, negative=())]

@@ -24,7 +24,7 @@ from simulator.scenarios import HARDWARE, LAYERS, Scenario, make_scenarios
 from simulator.stage_times import load_times
 from simulator.timeline import draw_timeline
 from simulator.traces import Trace, at_rate, fit, read_trace
-from stagemesh.cli.option_types import Flag, Layers, Positive, Seconds, between
+from stagemesh.cli.option_types import Flag, Layers, Picture, Positive, Seconds, between
 
 Rate = Annotated[float, between(1e-6, 1e6)]
 
@@ -46,7 +46,7 @@ def simulate(
     find_goodput: Annotated[bool, Flag] = False,
     seed: Annotated[int, between(0, 2**31)] = 0,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
-    plot: Path | None = None,
+    plot: Picture = None,
 ) -> None:
     """Replay requests on a virtual clock through the real scheduler and modelled stages.
 

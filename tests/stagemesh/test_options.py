@@ -112,6 +112,10 @@ def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.Mo
         (("infer", "hi", "--max-tokens", "99999999999"), "Must be <="),
         (("infer", "hi", "--seed", "18446744073709551616"), "Must be <="),
         (("infer", "hi", "--timeout", "0"), "Must be > 0"),
+        (("simulate", "--plot", "no-such-folder/line.png"), "no folder no-such-folder"),
+        (("simulate", "--plot", "line.gif"), ".png"),
+        (("bench", "serve", "--save", "no-such-folder/run.json"), "no folder no-such-folder"),
+        (("bench", "serve", "--save", "."), "is a folder"),
         (("infr", "hi"), "infer"),
     ],
 )
