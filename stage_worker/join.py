@@ -222,6 +222,10 @@ async def _read(call: _JoinCall, patience_seconds: float) -> mesh_pb2.Coordinato
 def _lost(error: grpc.aio.AioRpcError) -> Exception:
     """What a broken stream means: a refusal if asking again would be answered the same."""
     _, reason = rpc.error_from_rpc(error)
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        reason = (
+            "what answers at --coordinator takes no workers; give a coordinator's --mesh address"
+        )
     if error.code() in _REFUSALS:
         return WorkerRefusedError(worker="this process", reason=reason)
     return _MembershipLostError(reason)

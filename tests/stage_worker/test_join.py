@@ -216,13 +216,13 @@ async def test_stay_joined_refused_raises_the_reason(
             await stay_joined(address, _hello, _note_nothing, _never())
 
 
-async def test_stay_joined_server_without_mesh_is_a_refusal() -> None:
+async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coordinator() -> None:
     server = rpc.make_server()
     address = await rpc.bind(server, "127.0.0.1:0")
     await server.start()
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            with pytest.raises(WorkerRefusedError) as caught:
+            with pytest.raises(WorkerRefusedError, match="--mesh address") as caught:
                 await stay_joined(address, _hello, _note_nothing, _never())
     finally:
         await server.stop(grace=None)
