@@ -53,7 +53,9 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
         finally:
             os.close(file)
     except OSError as exc:
-        path.unlink(missing_ok=True)
+        # Where the folder is read-only, unlink fails even of a file that is not there.
+        with suppress(OSError):
+            path.unlink()
         raise SharedMemoryError(
             path=str(path),
             num_bytes=num_bytes,

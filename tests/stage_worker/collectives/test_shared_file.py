@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.errors import SharedMemoryError
 from stage_worker.collectives import shared_file
 from stage_worker.collectives.opening import GroupSpec, open_group
 from stage_worker.collectives.shared_file import block_path, map_file, store_path, sweep
@@ -100,3 +101,10 @@ def test_group_that_ends_leaves_no_file(folder: Path) -> None:
     assert list(folder.iterdir()) == [block_path("ends")]
     group.close()
     assert not list(folder.iterdir())
+
+
+def test_map_file_where_no_file_can_be_made_or_unlinked_names_the_place(tmp_path: Path) -> None:
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    with pytest.raises(SharedMemoryError, match="Not a directory"):
+        map_file(no_folder / "block", 4096)
