@@ -10,7 +10,7 @@ import grpc
 from coordinator.assignment_codec import assignment_from_proto
 from coordinator.draining import MAX_GRACE_SECONDS
 from coordinator.exposure import Reach, check_worker_address
-from coordinator.membership import Member, Membership, WorkerIdentity
+from coordinator.membership import MAX_FIELD_LENGTH, Member, Membership, WorkerIdentity
 from coordinator.preflight import Preflight
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_from_proto
@@ -71,7 +71,8 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             await self._check_reached(identity, context)
             member = self._membership.join(identity, assignment_from_proto(hello.held))
         except RefusedWorkerError as error:
-            _log.warning("worker_refused", worker=identity.address, reason=str(error))
+            worker = identity.address[:MAX_FIELD_LENGTH]
+            _log.warning("worker_refused", worker=worker, reason=str(error))
             await context.write(
                 mesh_pb2.CoordinatorMessage(refusal=mesh_pb2.Refusal(reason=str(error)))
             )

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator import preflight
 from coordinator.exposure import Reach
@@ -74,6 +75,16 @@ async def test_join_of_a_worker_that_may_not_join_dials_nobody(
         assert says in message.refusal.reason
     assert dialled == []
     assert membership.members == ()
+
+
+async def test_join_with_an_endless_address_fills_no_log() -> None:
+    """Case 25 (CVE-2025-47277): a stranger's hello may be megabytes, its line in the log not."""
+    async with mesh_server(Membership(4)) as (address, _), workers("a") as [worker]:
+        with capture_logs() as logs:
+            message = await worker.join_mesh(address, address="a" * 100_000 + ":5")
+    assert "longer than 256" in message.refusal.reason
+    [refused] = [log for log in logs if log["event"] == "worker_refused"]
+    assert len(str(refused)) < 1_000
 
 
 async def test_join_more_at_once_than_are_asked_waits_for_its_turn(
