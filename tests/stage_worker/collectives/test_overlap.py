@@ -6,7 +6,7 @@ from stage_worker.collectives.opening import BACKENDS
 from stage_worker.collectives.overlap import OVERLAPS, min_split_tokens
 
 
-@pytest.mark.parametrize("backend", set(BACKENDS) - {"auto"})
+@pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"auto"}))
 def test_min_split_tokens_of_each_overlap_is_all_none_or_what_pays(backend: str) -> None:
     assert OVERLAPS == ("auto", "on", "off")
     assert min_split_tokens("on", backend) == 2
