@@ -26,7 +26,9 @@ LISTENING_PORTS = range(12_000, 32_000)
 
 def new_address() -> str:
     """HOST:PORT that is free, and stays so until a process that is being started listens there."""
-    return free_address(f"127.0.0.1:{random.choice(LISTENING_PORTS)}", ())
+    # The system's own chance: Hypothesis seeds `random` alike in every process of tests.
+    port = random.SystemRandom().choice(LISTENING_PORTS)
+    return free_address(f"127.0.0.1:{port}", ())
 
 
 @dataclass(frozen=True, slots=True)
