@@ -70,7 +70,8 @@ def sweep() -> None:
     for path in sorted(_folder().glob("stagemesh-*")):
         block = path.with_name(path.name.removesuffix(_STORE_SUFFIX))
         if _NAME.fullmatch(block.name) and _unlink_unheld(block):
-            path.unlink(missing_ok=True)
+            if path != block:
+                path.unlink(missing_ok=True)
             _log.info("leftover_swept", path=str(path))
 
 
@@ -99,9 +100,13 @@ def _unlink_unheld(block: Path) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        block.unlink(missing_ok=True)
+        # Another sweep may have unlinked it meanwhile, and a rank made it anew.
+        if os.path.samestat(os.fstat(file), block.stat()):
+            block.unlink()
     except BlockingIOError:
         return False
+    except FileNotFoundError:
+        return True
     finally:
         os.close(file)
     return True
