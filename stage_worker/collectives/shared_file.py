@@ -91,7 +91,7 @@ def _open_locked(path: Path) -> int:
 
 
 def _unlink_unheld(block: Path) -> bool:
-    """Whether no rank has it. One that opens it at this moment sees that it was unlinked."""
+    """Whether it is gone, because no rank had it. Who opens it at this moment sees that."""
     try:
         file = os.open(block, _FLAGS)
     except FileNotFoundError:
@@ -101,8 +101,9 @@ def _unlink_unheld(block: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Another sweep may have unlinked it meanwhile, and a rank made it anew.
-        if os.path.samestat(os.fstat(file), block.stat()):
-            block.unlink()
+        if not os.path.samestat(os.fstat(file), block.stat()):
+            return False
+        block.unlink()
     except BlockingIOError:
         return False
     except FileNotFoundError:

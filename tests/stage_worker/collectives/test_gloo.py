@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def started(
 
 def run_both(folder: Path, scenario: str, overlap: str = "auto") -> list[Any]:
     """What each rank printed; rank 1's input stays open until rank 0 has."""
-    name = f"test-gloo-{folder.name}-{scenario}"
+    name = f"test-gloo-{uuid4().hex}"
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(started(folder, name, rank, scenario, overlap)) for rank in range(2)
@@ -108,7 +109,7 @@ def test_gloo_rank_that_is_gone_before_it_has_connected_does_not_hold_the_other(
 
 def test_gloo_rank_beside_one_that_is_stopped_closes_without_waiting_for_it(tmp_path: Path) -> None:
     """gloo itself would wait for the collective timeout, and the device with it."""
-    name = f"test-gloo-{tmp_path.name}"
+    name = f"test-gloo-{uuid4().hex}"
     with (
         started(tmp_path, name, 0, "stopped") as first,
         started(tmp_path, name, 1, "stopped"),

@@ -4,6 +4,7 @@ import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,29 @@ def test_map_file_that_is_swept_before_it_is_locked_is_made_anew(
     assert num_calls == 3
     first.close()
     second.close()
+
+
+def test_sweep_keeps_a_block_that_a_rank_made_anew_after_another_sweep(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = block_path("anew"), fcntl.flock
+    rank, has_rank = ExitStack(), False
+
+    def flock_after_another_sweep(file: int, operation: int) -> None:
+        nonlocal has_rank
+        if operation & fcntl.LOCK_EX and not has_rank:
+            has_rank = True
+            path.unlink()
+            rank.callback(map_file(path, 4096).close)
+            store_path(path).touch()
+        flock(file, operation)
+
+    map_file(path, 4096).close()
+    store_path(path).touch()
+    monkeypatch.setattr(fcntl, "flock", flock_after_another_sweep)
+    sweep()
+    assert set(folder.iterdir()) == {path, store_path(path)}
+    rank.close()
 
 
 def test_group_that_ends_leaves_no_file(folder: Path) -> None:
