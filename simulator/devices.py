@@ -14,6 +14,11 @@ BYTES_PER_WEIGHT = 2
 DEVICE_KIND = "cuda"
 
 
+def num_layers_of(hardware: str) -> int:
+    """Layers of the model that `hardware` names, which `load_times` knows."""
+    return MODELS[hardware.partition("/")[0]][1]
+
+
 def guess_stages(hardware: str, shares: Sequence[float]) -> tuple[StageCosts, ...]:
     """What stages with these shares of the model are guessed to cost, as an epoch begins.
 
@@ -21,13 +26,13 @@ def guess_stages(hardware: str, shares: Sequence[float]) -> tuple[StageCosts, ..
     devices has its part of the weights.
     """
     model, _, num_devices = hardware.split("/")
-    num_weights, num_layers = MODELS[model]
+    num_weights, _ = MODELS[model]
     return tuple(
         guess_costs(
             DEVICE_KIND,
             int(BYTES_PER_WEIGHT * num_weights * share / int(num_devices)),
             BYTES_PER_WEIGHT,
-            round(num_layers * share),
+            round(num_layers_of(hardware) * share),
         )
         for share in shares
     )

@@ -3,20 +3,22 @@
 All run Llama-2-70B in four stages of four H100s each, by measured times.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 
-from scheduler import SchedulerLimits
-from simulator.devices import guess_stages
+from runtime.errors import InvalidRequestError
+from scheduler import SchedulerLimits, split_layers
+from simulator.devices import guess_stages, num_layers_of
 from simulator.outcomes import Targets
 from simulator.pipeline import LinkSpec, PipelineSpec, SpeedChange, layer_shares
 from simulator.stage_times import load_times
 from simulator.traces import Lengths, LoadShape, Trace, at_rate, fit, read_trace, synthetic
 
 HARDWARE = "llama2-70b/h100-80gb/4"
-LAYERS = (20, 20, 20, 20)
+NUM_STAGES = 4
+SLOWED_STAGE = 1
 
 CONVERSATION = LoadShape(Lengths(900, 0.9, 8000), Lengths(150, 0.8, 1000))
 CODE = LoadShape(Lengths(1500, 0.9, 8000), Lengths(20, 0.7, 200))
@@ -28,9 +30,10 @@ TraceMaker = Callable[[int, float, int], Trace]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One situation; `slows_down` says that stage 1 takes twice as long from the middle on.
+    """One situation; `slows_down` says that one stage takes twice as long from the middle on.
 
-    `usual_rate` is a goodput to expect, from which a search starts.
+    The last stage's head costs `head_layers` layers. `usual_rate` is a goodput to expect, from
+    which a search starts.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Scenario:
     limits: SchedulerLimits
     targets: Targets
     slows_down: bool = False
+    head_layers: float = 0.0
     usual_rate: float = 10.0
 
     def pipeline_for(self, trace: Trace) -> PipelineSpec:
@@ -46,22 +50,44 @@ class Scenario:
         if not self.slows_down:
             return self.pipeline
         middle = trace[len(trace) // 2].arrival
-        return replace(self.pipeline, changes=(SpeedChange(middle, stage=1, factor=2.0),))
+        change = SpeedChange(middle, stage=SLOWED_STAGE, factor=2.0)
+        return replace(self.pipeline, changes=(change,))
+
+    def on(self, hardware: str, layers: Sequence[int] | None = None) -> "Scenario":
+        """The same on other stages: those layer counts, or four that are as equal as can be.
+
+        Raises `InvalidRequestError` for hardware that is not known, and for layers that are not
+        the whole model or too few stages for what happens.
+        """
+        times, num_layers = load_times(hardware), num_layers_of(hardware)
+        if layers is None:
+            layers = split_layers(num_layers, NUM_STAGES)
+        _check_layers(layers, num_layers, hardware)
+        if self.slows_down and len(layers) <= SLOWED_STAGE:
+            problem = f"{self.name} slows the second stage down; give two stages or more"
+            raise InvalidRequestError(field="--plan", problem=problem)
+        shares = layer_shares(layers, self.head_layers)
+        return replace(
+            self,
+            pipeline=replace(self.pipeline, times=times, shares=shares),
+            limits=replace(
+                self.limits,
+                num_steps_in_flight=2 * len(layers),
+                guessed_costs=guess_stages(hardware, shares),
+            ),
+        )
 
 
 def make_scenarios() -> dict[str, Scenario]:
     """All of them by name."""
-    shares = layer_shares(LAYERS)
     base = Scenario(
         name="steady",
         make_trace=partial(_synthetic, CONVERSATION),
-        pipeline=PipelineSpec(load_times(HARDWARE), shares),
-        limits=replace(DEFAULT_LIMITS, guessed_costs=guess_stages(HARDWARE, shares)),
+        pipeline=PipelineSpec(load_times(HARDWARE), (1.0,)),
+        limits=DEFAULT_LIMITS,
         targets=Targets(ttft_seconds=2.0, tpot_seconds=0.1),
     )
     slow_link = LinkSpec(latency_seconds=0.0105)
-    heavy = layer_shares(LAYERS, head_layers=10.0)
-    heavy_limits = replace(base.limits, guessed_costs=guess_stages(HARDWARE, heavy))
     quarter = replace(base.limits, num_blocks=base.limits.num_blocks // 4)
     scenarios = (
         base,
@@ -69,12 +95,7 @@ def make_scenarios() -> dict[str, Scenario]:
         replace(base, name="slow-stage", slows_down=True),
         replace(base, name="slow-link", pipeline=replace(base.pipeline, link=slow_link)),
         replace(base, name="small-cache", limits=quarter),
-        replace(
-            base,
-            name="heavy-head",
-            pipeline=replace(base.pipeline, shares=heavy),
-            limits=heavy_limits,
-        ),
+        replace(base, name="heavy-head", head_layers=10.0),
         replace(base, name="bursts", make_trace=partial(_synthetic, BURSTS)),
         replace(base, name="azure-code", make_trace=partial(_recorded, "azure_code_2023_head.csv")),
         replace(
@@ -85,7 +106,7 @@ def make_scenarios() -> dict[str, Scenario]:
             usual_rate=2.0,
         ),
     )
-    return {scenario.name: scenario for scenario in scenarios}
+    return {scenario.name: scenario.on(HARDWARE) for scenario in scenarios}
 
 
 DEFAULT_LIMITS = SchedulerLimits(
@@ -100,6 +121,17 @@ DEFAULT_LIMITS = SchedulerLimits(
 
 HASH_STRIDE = 1_000_000
 """More than there are prefix hashes in a recorded trace."""
+
+
+def _check_layers(layers: Sequence[int], num_layers: int, hardware: str) -> None:
+    if sum(layers) != num_layers:
+        counts = ",".join(map(str, layers))
+        example = ",".join(map(str, split_layers(num_layers, NUM_STAGES)))
+        problem = (
+            f"{counts} are {sum(layers)} layers, and {hardware} has {num_layers}; "
+            f"give the layers of each stage, as {example}"
+        )
+        raise InvalidRequestError(field="--plan", problem=problem)
 
 
 def _synthetic(shape: LoadShape, num_requests: int, rate: float, seed: int) -> Trace:

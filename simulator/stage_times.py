@@ -83,7 +83,7 @@ def load_times(name: str) -> ModelTimes:
     groups = _read_groups()
     if name not in groups:
         known = ", ".join(sorted(groups))
-        raise InvalidRequestError(field="hardware", problem=f"{name!r} is none of {known}")
+        raise InvalidRequestError(field="--hardware", problem=f"{name!r} is none of {known}")
     batches, singles = groups[name]
     prompt: dict[float, float] = {
         size * batch: times[0] for (size, batch), times in batches.items()

@@ -20,7 +20,7 @@ def draw_timeline(
         from matplotlib.figure import Figure
     except ImportError:
         problem = "needs matplotlib: pip install 'stagemesh[plot]'"
-        raise InvalidRequestError(field="plot", problem=problem) from None
+        raise InvalidRequestError(field="--plot", problem=problem) from None
     start = spans[len(spans) // 2].sent_at
     figure = Figure(figsize=(14, 1 + 0.6 * num_stages), layout="constrained")
     axes = figure.add_subplot()

@@ -71,11 +71,15 @@ def read_trace(path: Path, max_requests: int | None = None) -> Trace:
     reader = _read_mooncake if path.suffix == ".jsonl" else _read_azure
     try:
         requests = sorted(reader(path), key=lambda request: request.arrival)
-    except (OSError, ValueError, KeyError) as error:
-        problem = f"{path} cannot be read as a trace: {error!r}"
-        raise InvalidRequestError(field="trace", problem=problem) from None
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}"
+        raise InvalidRequestError(field="--trace", problem=problem) from None
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"{path} is not {_FORMATS[reader]} ({type(error).__name__}: {error})"
+        raise InvalidRequestError(field="--trace", problem=problem) from None
     if not requests:
-        raise InvalidRequestError(field="trace", problem=f"{path} has no requests")
+        problem = f"{path} has no requests; it is to be {_FORMATS[reader]}"
+        raise InvalidRequestError(field="--trace", problem=problem)
     first = requests[0].arrival
     return tuple(
         replace(request, arrival=request.arrival - first) for request in requests[:max_requests]
@@ -94,8 +98,12 @@ def synthetic(shape: LoadShape, num_requests: int, rate: float, seed: int) -> Tr
 
 
 def at_rate(trace: Sequence[TraceRequest], rate: float) -> Trace:
-    """The same requests with their arrivals stretched to a mean of `rate` a second."""
-    factor = mean_rate(trace) / rate
+    """The same requests with their arrivals stretched to a mean of `rate` a second.
+
+    Those that all come at the same time stay as they are: nothing can be stretched.
+    """
+    now = mean_rate(trace)
+    factor = 1.0 if math.isinf(now) else now / rate
     return tuple(replace(request, arrival=request.arrival * factor) for request in trace)
 
 
@@ -136,3 +144,14 @@ def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
                 num_output_tokens=max(1, row["output_length"]),
                 prefix_hashes=tuple(row["hash_ids"]),
             )
+
+
+_FORMATS = {
+    _read_azure: (
+        "the Azure LLM inference trace, CSV with TIMESTAMP, ContextTokens and GeneratedTokens "
+        "(a file that ends in .jsonl is read as Mooncake's)"
+    ),
+    _read_mooncake: (
+        "Mooncake's trace, JSON lines with timestamp, input_length, output_length and hash_ids"
+    ),
+}

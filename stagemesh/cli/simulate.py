@@ -15,13 +15,11 @@ from runtime.errors import InvalidRequestError
 from scheduler import POLICY_NAMES
 from scheduler.policies import PolicyName
 from simulator.compare import contender, goodput, replay, summary_of
-from simulator.devices import guess_stages
 from simulator.outcomes import Targets
-from simulator.pipeline import LinkSpec, PipelineSpec, layer_shares
+from simulator.pipeline import LinkSpec
 from simulator.report import Comparison, policy_table
 from simulator.report import as_json as report_as_json
-from simulator.scenarios import HARDWARE, LAYERS, Scenario, make_scenarios
-from simulator.stage_times import load_times
+from simulator.scenarios import HARDWARE, Scenario, make_scenarios
 from simulator.timeline import draw_timeline
 from simulator.traces import Trace, at_rate, fit, read_trace
 from stagemesh.cli.option_types import Flag, Layers, Picture, Positive, Seconds, between
@@ -34,7 +32,7 @@ def simulate(
     *,
     trace: Path | None = None,
     scenario: str = "steady",
-    plan: Layers = LAYERS,
+    plan: Layers | None = None,
     hardware: str = HARDWARE,
     policy: Literal["all"] | PolicyName = "all",
     rate: Rate | None = None,
@@ -61,7 +59,7 @@ def simulate(
     scenario
         What is asked without --trace, and what happens to the pipeline.
     plan
-        Layers of each stage.
+        Layers of each stage, as 10,30,40; together all of the model's. [default: four equal stages]
     hardware
         Model, device, and devices of a stage, as in simulator/data/splitwise_times.csv.
     policy
@@ -109,13 +107,13 @@ def simulate(
         sys.stdout.write(json.dumps(report_as_json(comparison), indent=2) + "\n")
     else:
         what = trace.name if trace is not None else setting.name
-        title = f"{what}: {len(load)} requests, {len(plan)} stages of {hardware}"
+        title = f"{what}: {len(load)} requests, {setting.pipeline.num_stages} stages of {hardware}"
         Console().print(policy_table(title, comparison))
 
 
 def _setting(
     name: str,
-    plan: Sequence[int],
+    plan: Sequence[int] | None,
     hardware: str,
     link_seconds: float | None,
     ttft: float | None,
@@ -124,23 +122,16 @@ def _setting(
     scenarios = make_scenarios()
     if name not in scenarios:
         problem = f"{name!r} is none of {', '.join(scenarios)}"
-        raise InvalidRequestError(field="scenario", problem=problem)
-    base = scenarios[name]
+        raise InvalidRequestError(field="--scenario", problem=problem)
+    base = scenarios[name].on(hardware, plan)
     pipeline = base.pipeline
-    if tuple(plan) != LAYERS or hardware != HARDWARE:
-        pipeline = PipelineSpec(load_times(hardware), layer_shares(plan), link=pipeline.link)
     if link_seconds is not None:
         pipeline = replace(pipeline, link=LinkSpec(latency_seconds=link_seconds))
     targets = Targets(
         ttft_seconds=base.targets.ttft_seconds if ttft is None else ttft,
         tpot_seconds=base.targets.tpot_seconds if tpot is None else tpot,
     )
-    limits = replace(
-        base.limits,
-        num_steps_in_flight=2 * len(plan),
-        guessed_costs=guess_stages(hardware, pipeline.shares),
-    )
-    return replace(base, pipeline=pipeline, targets=targets, limits=limits)
+    return replace(base, pipeline=pipeline, targets=targets)
 
 
 def _load(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler import POLICY_NAMES
+from simulator.scenarios import make_scenarios
 from stagemesh.cli import main
 
 
@@ -61,3 +62,33 @@ def test_simulate_of_what_is_not_there_says_what_is(
 ) -> None:
     assert run(*arguments) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--plan", "79"), "79 are 79 layers, and llama2-70b/h100-80gb/4 has 80"),
+        (("--plan", "30,30,30"), "as 20,20,20,20"),
+        (("--plan", "20,20,20,20", "--hardware", "bloom-176b/h100-80gb/8"), "as 18,18,17,17"),
+        (("--plan", "80", "--scenario", "slow-stage"), "give two stages or more"),
+    ],
+)
+def test_simulate_of_a_plan_that_is_not_the_model_says_what_is(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, "--requests", "5") == 1
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_simulate_of_a_model_with_other_layers_cuts_all_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("--hardware", "bloom-176b/h100-80gb/8", "--policy", "fixed")
+    assert run(*arguments, "--requests", "10") == 0
+    assert "4 stages of bloom-176b" in " ".join(capsys.readouterr().out.split())
+
+
+def test_simulate_of_a_heavy_head_keeps_it_on_another_plan() -> None:
+    scenario = make_scenarios()["heavy-head"].on("llama2-70b/h100-80gb/4", (40, 40))
+    assert scenario.pipeline.shares == pytest.approx((40 / 90, 50 / 90))
+    assert scenario.limits.num_steps_in_flight == 4

@@ -49,11 +49,19 @@ def test_mooncake_trace_has_equal_tokens_where_hashes_are_equal(data: Path) -> N
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnever,5,5\n"),
         ("a.jsonl", "{]\n"),
         ("a.jsonl", '{"timestamp": 0}\n'),
+        ("a.jsonl", "[1]\n"),
+        ("a.jsonl", '{"timestamp": "x", "input_length": 1, "output_length": 1, "hash_ids": []}\n'),
+        ("a.jsonl", ""),
+        ("a.csv", ""),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03\n"),
     ],
 )
-def test_file_that_is_no_trace_is_named(tmp_path: Path, name: str, text: str) -> None:
+def test_file_that_is_no_trace_is_named_with_what_one_is(
+    tmp_path: Path, name: str, text: str
+) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(InvalidRequestError, match=name):
+    format = "hash_ids" if name.endswith("l") else "ContextTokens and GeneratedTokens"
+    with pytest.raises(InvalidRequestError, match=f"{name}.*{format}"):
         read_trace(tmp_path / name)
 
 
@@ -68,6 +76,12 @@ def test_synthetic_trace_has_its_rate_lengths_and_seed() -> None:
     assert all(1 <= request.num_prompt_tokens <= 300 for request in trace)
     assert trace == synthetic(SHAPE, 4000, rate=5.0, seed=3)
     assert trace != synthetic(SHAPE, 4000, rate=5.0, seed=4)
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_at_rate_of_requests_that_come_at_the_same_time_leaves_them(num_requests: int) -> None:
+    trace = (TraceRequest(0.0, 5, 5),) * num_requests
+    assert at_rate(trace, 3.0) == trace
 
 
 @pytest.mark.parametrize("rate", [0.5, 20.0])
