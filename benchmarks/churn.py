@@ -7,7 +7,6 @@ meanwhile, by its own `event_loop_lag_seconds`. Exits with 1 where something is 
 import argparse
 import asyncio
 import random
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +15,8 @@ from dataclasses import dataclass, field
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import command
+from benchmarks.command import above_zero, threads, whole
 from benchmarks.mesh import launched_mesh
 from stagemesh import AsyncClient, MeshState
 from stagemesh.bench.callers import CALL_ERRORS, Caller, DoorAddress, connect
@@ -150,17 +151,35 @@ async def _measure(options: argparse.Namespace) -> int:
     return 1 if left or result.errors else 0
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = command.make_parser(
+        "churn",
+        __doc__,
+        "--seconds, and a minute for the mesh to start and the last answers to end",
+        "--streams 20 --seconds 10",
+        "--streams 200 --seconds 30",
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2", help=command.MODEL_HELP)
+    add("--pp", type=whole(), default=2, help="stages")
+    add(
+        "--threads",
+        type=threads,
+        default=1,
+        help="compute threads a stage",
+    )
+    add("--streams", type=whole(most=10_000), default=200, help="clients at the same time")
+    add("--max-sequences", type=whole(most=4096), default=64, help=command.MODEL_HELP)
+    add("--seconds", type=above_zero(), default=60.0, help="for so long")
+    add("--seed", type=whole(0), default=0, help="of prompts, lengths and departures")
+    return parser
+
+
 def main() -> None:
     """Parses the options, runs, prints."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.churn", description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
-    parser.add_argument("--pp", type=int, default=2, help="stages")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads a stage")
-    parser.add_argument("--streams", type=int, default=200, help="clients at the same time")
-    parser.add_argument("--max-sequences", type=int, default=64, help="as in `stagemesh serve`")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for so long")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts, lengths and departures")
-    sys.exit(asyncio.run(_measure(parser.parse_args())))
+    chosen = make_parser().parse_args()
+    command.run(lambda: asyncio.run(_measure(chosen)))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import uvloop
 
+from benchmarks import command
+from benchmarks.command import whole
 from protos import stage_pb2
 from runtime import rpc
 from runtime.logs import configure_logging
@@ -130,15 +132,27 @@ class _Hop:
         return header, torch.zeros(num_tokens, _HIDDEN_SIZE) if num_tokens else None
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = command.make_parser(
+        "hop", __doc__, "less than a minute", "", "--alone 50 --streamed-mib 64"
+    )
+    add = parser.add_argument
+    add("--alone", type=whole(2), default=200, help="steps sent one at a time, per size")
+    add("--streamed-mib", type=whole(), default=256, help="sent back to back, per size")
+    return parser
+
+
 def main() -> None:
     """Parse the command line, measure, print the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hop", description=__doc__)
-    parser.add_argument("--alone", type=int, default=200, help="steps sent one at a time, per size")
-    parser.add_argument("--streamed-mib", type=int, default=256, help="sent back to back, per size")
-    arguments = parser.parse_args()
+    chosen = make_parser().parse_args()
+    command.run(lambda: _print_table(chosen.alone, chosen.streamed_mib << 20))
+
+
+def _print_table(num_alone: int, streamed_bytes: int) -> None:
     print(f"{'size':>9} {'p50 ms':>9} {'p99 ms':>9} {'alone MB/s':>11} {'streamed MB/s':>14}")
     with _other_process() as (address, connection):
-        uvloop.run(_measure(address, connection, arguments.alone, arguments.streamed_mib << 20))
+        uvloop.run(_measure(address, connection, num_alone, streamed_bytes))
 
 
 async def _measure(

@@ -1,4 +1,4 @@
-"""Batching policies on running meshes: `python -m benchmarks.live COMMAND --help`.
+"""Batching policies on running meshes; each COMMAND has its own --help.
 
 `policies`, `simulator` and `recovery` use paced workers (docs/scheduling.md): real processes and
 streams, modelled compute, so that four stages fit two cores. `smollm2` computes.
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import command
 from benchmarks.live_load import LoadFigures, measure, simulated
+from benchmarks.live_options import EXAMPLES, TAKES, add_options
 from benchmarks.live_recovery import (
     decode_for,
     find_recovery,
@@ -25,21 +27,18 @@ from benchmarks.live_recovery import (
 )
 from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.serving import batch_cells, infer_batch
-from scheduler import POLICY_NAMES, PolicyName
+from runtime.errors import InvalidRequestError
+from scheduler import PolicyName
 from simulator.pacing import read_pace
 from simulator.scenarios import make_scenarios
 from simulator.traces import Trace, fit
 from stagemesh import AsyncClient
 from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
 from stagemesh.render import compact_table
-from stagemesh.values import parse_layers
 
 if TYPE_CHECKING:
     from benchmarks.reference import BatchRun
 
-PACED = Path(__file__).parent / "paced"
-LAYERS = (8, 8, 7, 7)
-"""The bundled model's in four stages, without a head to balance: paced stages have none."""
 SLOWED_STAGE = 1
 MAX_MODEL_LEN = 8192
 START_SECONDS = 0.3
@@ -78,6 +77,9 @@ async def simulator(options: argparse.Namespace, console: Console) -> None:
 async def recovery(options: argparse.Namespace, console: Console) -> None:
     """Decodes only: cycles from a stage's slowing down until the rate is that of the new best."""
     pace = read_pace(options.paced)
+    if not pace.changes:
+        problem = f"{options.paced} has no stage that slows down; see docs/scheduling.md on changes"
+        raise InvalidRequestError(field="--paced", problem=problem)
     changed_at = pace.changes[0].at_seconds - START_SECONDS
     table = compact_table(
         f"{options.sequences} decodes, stage {pace.changes[0].stage} "
@@ -199,46 +201,30 @@ def add_difference(table: Table, modelled: LoadFigures, live: LoadFigures) -> No
     table.add_row("  off by", *(f"{there / here - 1:+.1%}" for there, here in pairs), "")
 
 
-def parse_policies(names: str) -> tuple[PolicyName, ...]:
-    """Names with commas between them, or all."""
-    asked = names.split(",")
-    found = tuple(name for name in POLICY_NAMES if names == "all" or name in asked)
-    if names != "all" and len(found) != len(asked):
-        raise argparse.ArgumentTypeError(f"choose from {', '.join(POLICY_NAMES)}")
-    return found
+def make_parser() -> argparse.ArgumentParser:
+    """The command line, with a parser for each command."""
+    parser = command.make_parser(
+        "live", __doc__, "7 to 8 minutes a command", "policies --policies fixed,adaptive", "smollm2"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for work in (policies, simulator, recovery, smollm2):
+        name = work.__name__
+        sub = commands.add_parser(
+            name,
+            help=work.__doc__,
+            description=work.__doc__,
+            epilog=command.epilog("live", TAKES[name], name, f"{name} {EXAMPLES[name]}"),
+            formatter_class=command.HelpFormatter,
+        )
+        sub.set_defaults(command=work)
+        add_options(sub, name)
+    return parser
 
 
 def main() -> None:
     """Runs one command and prints its table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (policies, simulator, recovery, smollm2):
-        sub = commands.add_parser(command.__name__, help=command.__doc__)
-        sub.set_defaults(command=command)
-        _add_options(sub, command.__name__)
-    options = parser.parse_args()
-    asyncio.run(options.command(options, Console()))
-
-
-def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    parser.add_argument("--policies", type=parse_policies, default=POLICY_NAMES)
-    if command == "smollm2":
-        parser.add_argument("--pp", type=int, default=2)
-        parser.add_argument("--threads", type=int, default=1)
-        parser.add_argument("--tokens", type=int, default=64)
-        parser.add_argument("--repeats", type=int, default=3)
-        parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
-        return
-    file = "slow-stage.json" if command == "recovery" else "llama2-70b.json"
-    parser.add_argument("--paced", type=Path, default=PACED / file)
-    parser.add_argument("--layers", type=parse_layers, default=LAYERS)
-    if command == "recovery":
-        parser.add_argument("--sequences", type=int, default=32)
-        parser.add_argument("--seconds", type=float, default=30.0, help="after the change")
-        return
-    parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--rate", type=float, default=1.5)
-    parser.add_argument("--seed", type=int, default=0)
+    chosen = make_parser().parse_args()
+    command.run(lambda: asyncio.run(chosen.command(chosen, Console())))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from benchmarks.live_load import make_replay
+from runtime.errors import InvalidRequestError
 from scheduler import PolicyName, SchedulerInsight
 from simulator.pacing import PacedModel
 from simulator.traces import TraceRequest
@@ -74,7 +75,7 @@ def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recove
 
     The settled rate is the median of the second half of the cycles. A faster cycle counts like a
     settled one: the first ends with what was sent before the change, which must not make up for
-    the slow ones after it. Raises ValueError where there are too few cycles to say.
+    the slow ones after it. Raises `InvalidRequestError` where there are too few cycles to say.
     """
     every = sorted(time for sequence in times for time in sequence)
     marks = [time for time in times[0] if time >= changed_at]
@@ -84,7 +85,8 @@ def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recove
         if end > begin
     ]
     if len(rates) < 4 * NUM_SMOOTHED:
-        raise ValueError(f"{len(rates)} cycles after the change are too few: run for longer")
+        problem = f"{len(rates)} cycles after the change are too few: run for longer"
+        raise InvalidRequestError(field="--seconds", problem=problem)
     settled = median(rates[len(rates) // 2 :])
     capped = [min(rate, settled) for rate in rates]
     good = [

@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import command
+from benchmarks.command import whole
 from benchmarks.mesh import running_mesh
 from benchmarks.serving import infer_batch
 from coordinator.telemetry import ReplicaTelemetry, StepObserver
@@ -104,16 +106,23 @@ async def compare(options: argparse.Namespace) -> Table:
     return table
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = command.make_parser(
+        "metrics_overhead", __doc__, "about a minute", "", "--batch 1 --tokens 8"
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2", help=command.MODEL_HELP)
+    add("--pp", type=whole(), default=2, help="stages")
+    add("--batch", type=whole(), nargs="+", default=[1, 8, 32], help="batch sizes")
+    add("--tokens", type=whole(2), default=32, help="new tokens per prompt")
+    return parser
+
+
 def main() -> None:
     """Parses the options, runs, prints the table."""
-    name = "python -m benchmarks.metrics_overhead"
-    parser = argparse.ArgumentParser(prog=name, description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
-    parser.add_argument("--pp", type=int, default=2, help="stages")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes")
-    parser.add_argument("--tokens", type=int, default=32, help="new tokens per prompt")
-    console = Console()
-    console.print(asyncio.run(compare(parser.parse_args())))
+    chosen = make_parser().parse_args()
+    command.run(lambda: Console().print(asyncio.run(compare(chosen))))
 
 
 if __name__ == "__main__":

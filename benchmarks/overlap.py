@@ -19,6 +19,8 @@ from typing import Final, Literal
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import command
+from benchmarks.command import checked, threads, whole
 from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import BatchRun
 from benchmarks.serving import identical, infer_batch, summarize
@@ -70,15 +72,19 @@ class _Side:
 
 async def compare(options: argparse.Namespace, console: Console) -> Table:
     """Runs all meshes in turns and returns the table."""
-    title = f"{options.model}: pp={options.pp} tp={options.tp}, {options.threads} thread(s) a rank"
+    tp = ",".join(map(str, options.tp))
+    title = f"{options.model}: pp={options.pp} tp={tp}, {options.threads} thread(s) a rank"
     table = compact_table(title, *COLUMNS, justify="right")
-    tp = parse_ranks(options.tp)
-    overlaps: tuple[Overlap, ...] = ("off", "auto", "on") if max(tp) > 1 else ("off", "auto")
+    overlaps: tuple[Overlap, ...] = (
+        ("off", "auto", "on") if max(options.tp) > 1 else ("off", "auto")
+    )
     device = DeviceOptions(threads=options.threads)
     async with AsyncExitStack() as stack:
         clients = {}
         for overlap in overlaps:
-            plan = PlanOptions(pp=options.pp, tp=tp, backend=options.backend, overlap=overlap)
+            plan = PlanOptions(
+                pp=options.pp, tp=options.tp, backend=options.backend, overlap=overlap
+            )
             mesh = running_mesh(options.model, plan, UNCACHED, device)
             clients[overlap] = await stack.enter_async_context(mesh)
         for batch in options.batch:
@@ -109,24 +115,30 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = command.make_parser(
+        "overlap", __doc__, "several minutes", "--pp 2", "--pp 1 --tp 2 --batch 1 --repeats 1"
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2", help=command.MODEL_HELP)
+    add("--pp", type=whole(), default=2, help="stages")
+    add("--tp", type=checked(parse_ranks), default="1", help="ranks of the stages, as 2 or 2,1")
+    add("--backend", choices=command.BACKENDS, default="auto", help="of the ranks")
+    add("--threads", type=threads, default=1, help="compute threads a rank")
+    add("--batch", type=whole(), nargs="+", default=[1, 8, 32], help="batch sizes")
+    add("--tokens", type=whole(), default=64, help="new tokens per prompt")
+    add("--repeats", type=whole(), default=3, help="runs per batch and mesh")
+    return parser
+
+
 def main() -> None:
     """Parses the options, runs, prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overlap",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
-    parser.add_argument("--pp", type=int, default=2, help="stages")
-    parser.add_argument("--tp", default="1", help="ranks of the stages, as in `stagemesh serve`")
-    parser.add_argument("--backend", default="auto", help="of the ranks, as in `stagemesh serve`")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads a rank")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")
-    parser.add_argument("--repeats", type=int, default=3, help="runs per batch and mesh")
-    options = parser.parse_args()
-    console = Console()
-    console.print(asyncio.run(compare(options, console)))
+    parser = make_parser()
+    chosen, console = parser.parse_args(), Console()
+    if len(chosen.tp) not in (1, chosen.pp):
+        parser.error(f"--tp names {len(chosen.tp)} stages of {chosen.pp}; give one number, or each")
+    command.run(lambda: console.print(asyncio.run(compare(chosen, console))))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from itertools import product
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import command
+from benchmarks.command import threads, whole
 from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import TransformersProcess
 from benchmarks.serving import identical, in_turns, infer_batch, summarize, workload
@@ -75,21 +77,28 @@ async def _measure(
     )
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = command.make_parser(
+        "parallel", __doc__, "about five minutes a combination", "", "--tp 1 --pp 2 --batch 1"
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2", help=command.MODEL_HELP)
+    add("--tp", type=whole(), nargs="+", default=[1, 2], help="ranks of each stage")
+    add("--pp", type=whole(), nargs="+", default=[1, 2, 3], help="stages")
+    add("--backend", choices=command.BACKENDS, default="auto", help="of the ranks")
+    add("--threads", type=threads, default=1, help="compute threads a rank")
+    add("--reference-threads", type=threads, default=2, help="for transformers")
+    add("--batch", type=whole(), nargs="+", default=[1, 8, 32], help="batch sizes")
+    add("--tokens", type=whole(), default=64, help="new tokens per prompt")
+    add("--repeats", type=whole(), default=2, help="runs per batch and system")
+    return parser
+
+
 def main() -> None:
     """Parses the options, runs, prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.parallel", description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
-    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2], help="ranks of each stage")
-    parser.add_argument("--pp", type=int, nargs="+", default=[1, 2, 3], help="stages")
-    parser.add_argument("--backend", default="auto", help="as in `stagemesh serve`")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads a rank")
-    parser.add_argument("--reference-threads", type=int, default=2, help="for transformers")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")
-    parser.add_argument("--repeats", type=int, default=2, help="runs per batch and system")
-    options = parser.parse_args()
-    console = Console()
-    console.print(asyncio.run(compare(options, console)))
+    chosen, console = make_parser().parse_args(), Console()
+    command.run(lambda: console.print(asyncio.run(compare(chosen, console))))
 
 
 if __name__ == "__main__":

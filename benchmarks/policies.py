@@ -19,11 +19,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import command
+from benchmarks.command import new_file, whole
 from scheduler import POLICY_NAMES
 from scheduler.policies import MultiplicativeOptions, PolicyName, ThrottleOptions
 from simulator.compare import Contender, contender, good_share, goodput
@@ -141,30 +142,46 @@ def table_of(cells: Sequence[Cell], scenarios: Sequence[str]) -> Table:
     return table
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    scenarios = list(make_scenarios())
+    parser = command.make_parser(
+        "policies",
+        __doc__,
+        "about an hour on two cores, in proportion to scenarios, seeds and requests",
+        "",
+        "--scenario steady --seeds 1 --requests 100",
+    )
+    add = parser.add_argument
+    add("--scenario", nargs="+", choices=scenarios, default=scenarios, help="one or more")
+    add("--seeds", type=whole(most=1000), default=5, help="from 0 up, for requests and noise")
+    add("--requests", type=whole(), default=500, help="requests of every replay")
+    add("--tuning-requests", type=whole(), default=150, help="requests to choose settings by")
+    add("--jobs", type=whole(most=1024), default=os.cpu_count(), help="processes at a time")
+    add("--json", type=new_file, metavar="FILE", help="file for every figure")
+    return parser
+
+
 def main() -> None:
     """Prints the table, and writes every figure if asked."""
-    scenarios = list(make_scenarios())
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenario", nargs="+", choices=scenarios, default=scenarios)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=500, help="requests of every replay")
-    parser.add_argument("--tuning-requests", type=int, default=150)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--json", type=Path, help="file for every figure")
-    options = parser.parse_args()
+    chosen = make_parser().parse_args()
+    command.run(lambda: compare(chosen, Console()))
+
+
+def compare(chosen: argparse.Namespace, console: Console) -> None:
+    """Measures every policy in every scenario."""
     work: Callable[[tuple[str, PolicyName]], Cell] = partial(
-        measure, options.requests, options.tuning_requests, range(options.seeds)
+        measure, chosen.requests, chosen.tuning_requests, range(chosen.seeds)
     )
-    keys = [(name, policy) for name in options.scenario for policy in POLICY_NAMES]
-    console = Console()
+    keys = [(name, policy) for name in chosen.scenario for policy in POLICY_NAMES]
     cells: list[Cell] = []
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
         for cell in pool.map(work, keys):
             cells.append(cell)
             name = f"{cell.scenario:12} {cell.policy:15}"
             console.print(f"{name} {spread(cell.goodputs, 1)} in {cell.seconds:.0f} s")
-    console.print(table_of(cells, options.scenario))
-    if options.json is not None:
+    console.print(table_of(cells, chosen.scenario))
+    if chosen.json is not None:
         figures = [
             {
                 "scenario": cell.scenario,
@@ -174,7 +191,7 @@ def main() -> None:
             }
             for cell in cells
         ]
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+        chosen.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

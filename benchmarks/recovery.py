@@ -1,4 +1,4 @@
-"""Measures a worker's death: `python -m benchmarks.recovery` prints a table.
+"""Measures a worker's death: for how long its requests stand still.
 
 A mesh of two stages with a third worker standing by, all on this machine. Requests decode; a worker
 in use is killed with SIGKILL; the pause is from the kill to the next token of each request. Then a
@@ -15,6 +15,8 @@ from dataclasses import replace
 
 import psutil
 
+from benchmarks import command
+from benchmarks.command import whole
 from runtime.logs import configure_logging
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 from stagemesh.cli.launching import make_launch_plan
@@ -117,14 +119,23 @@ async def _main(options: argparse.Namespace) -> None:
     print(f"| {percentile(pauses, 0.5):.2f} | {percentile(pauses, 0.99):.2f} | {max(pauses):.2f} |")
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--requests", type=int, default=4)
+    parser = command.make_parser(
+        "recovery", __doc__, "about two minutes", "", "--kills 2 --requests 1"
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2", help=command.MODEL_HELP)
+    add("--kills", type=whole(most=1000), default=10, help="of either stage in turn")
+    add("--requests", type=whole(most=64), default=4, help="that decode at each kill")
+    return parser
+
+
+def main() -> None:
+    """Parses the options, runs, prints the table."""
+    chosen = make_parser().parse_args()
     configure_logging("benchmark", "error", False)
-    asyncio.run(_main(parser.parse_args()))
+    command.run(lambda: asyncio.run(_main(chosen)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from rich.console import Console
+from rich.table import Table
 
+from benchmarks import command
+from benchmarks.command import above_zero, whole
 from runtime.step import SampledToken, SlotSampling, StageTiming, Step
 from scheduler import (
     POLICY_NAMES,
@@ -170,27 +173,46 @@ def row_of(load: EndlessLoad, num_steps: int) -> list[str]:
     return [load.policy, *cells, *(f"{1000 * value:.2f}" for value in seconds)]
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = command.make_parser(
+        "scheduler", __doc__, "about two minutes", "", "--running 100 --steps 200 --policy fixed"
+    )
+    add = parser.add_argument
+    running = [10, 100, 1000]
+    add("--running", type=whole(most=10_000), nargs="+", default=running, help="at the same time")
+    add("--in-flight", type=whole(most=64), nargs="+", default=[4, 1], help="steps in flight")
+    add("--waiting", type=whole(0), default=100, help="requests in line besides")
+    add("--memory", type=above_zero(1.0), default=1.0, help="of the KV blocks that all need")
+    add("--steps", type=whole(2), default=1000, help="steps that are timed per load")
+    policies = ["fixed", "adaptive"]
+    add("--policy", nargs="+", choices=POLICY_NAMES, default=policies, help="one or more")
+    return parser
+
+
 def main() -> None:
     """Prints one row per load."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--running", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[4, 1], help="steps in flight")
-    parser.add_argument("--waiting", type=int, default=100, help="requests in line besides")
-    parser.add_argument("--memory", type=float, default=1.0, help="of the KV blocks that all need")
-    parser.add_argument("--steps", type=int, default=1000, help="steps that are timed per load")
-    parser.add_argument("--policy", nargs="+", choices=POLICY_NAMES, default=["fixed", "adaptive"])
-    options = parser.parse_args()
+    parser = make_parser()
+    chosen = parser.parse_args()
+    if chosen.memory * min(chosen.running) < 1:
+        parser.error(f"--memory {chosen.memory:g} holds none of {min(chosen.running)} requests")
+    command.run(lambda: Console().print(table_of(chosen)))
+
+
+def table_of(chosen: argparse.Namespace) -> Table:
+    """Measures every load."""
     headings: tuple[str, ...] = ("policy", "running", "flight", "decodes", "rows")
     headings += ("schedule", "update", "both", "p99", "max")
     title = "per step: what it carries, and the milliseconds to schedule and update it"
     table = compact_table(title, *headings, justify="right")
-    loads = product(options.policy, options.running, options.in_flight)
-    for policy, num_running, num_in_flight in loads:
-        load = EndlessLoad(policy, num_running, num_in_flight, options.waiting, options.memory)
+    for policy, num_running, num_in_flight in product(
+        chosen.policy, chosen.running, chosen.in_flight
+    ):
+        load = EndlessLoad(policy, num_running, num_in_flight, chosen.waiting, chosen.memory)
         gc.collect()
         gc.freeze()  # as in the coordinator
-        table.add_row(*row_of(load, options.steps))
-    Console().print(table)
+        table.add_row(*row_of(load, chosen.steps))
+    return table
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import command
+from benchmarks.command import checked, threads, whole
 from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import BatchRun, TransformersProcess
 from runtime.model_store import resolve_model
@@ -107,9 +109,7 @@ async def compare(options: argparse.Namespace, console: Console) -> Table:
     table = compact_table(title, *names, justify="right")
     table.columns[1].justify = "left"
     with TransformersProcess(folder, options.reference_threads) as reference:
-        plan = PlanOptions(
-            pp=options.pp, layers=parse_layers(options.layers) if options.layers else None
-        )
+        plan = PlanOptions(pp=options.pp, layers=options.layers)
         batching = replace(UNCACHED, steps_in_flight=options.steps_in_flight)
         device = DeviceOptions(threads=options.threads)
         async with running_mesh(str(folder), plan, batching, device) as client:
@@ -165,21 +165,38 @@ def _add_rows(
         )
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = command.make_parser(
+        "serving", __doc__, "about five minutes", "--repeats 2", "--batch 1 --tokens 16 --repeats 1"
+    )
+    add = parser.add_argument
+    add("--model", default="smollm2", help=command.MODEL_HELP)
+    add("--pp", type=whole(), help="stages (default: 2, or as many as --layers names)")
+    add("--layers", type=checked(parse_layers), help="of each stage, as 18,12 (default: balanced)")
+    add(
+        "--threads",
+        type=threads,
+        default=1,
+        help="compute threads a stage",
+    )
+    add("--steps-in-flight", type=whole(), help="microbatches (default: the mesh's)")
+    add("--reference-threads", type=threads, default=2, help="for transformers")
+    add("--batch", type=whole(), nargs="+", default=[1, 8, 32], help="batch sizes")
+    add("--tokens", type=whole(), default=64, help="new tokens per prompt")
+    add("--repeats", type=whole(), default=3, help="runs per batch and system")
+    return parser
+
+
 def main() -> None:
     """Parses the options, runs, prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="as in `stagemesh serve`")
-    parser.add_argument("--pp", type=int, default=2, help="stages")
-    parser.add_argument("--layers", help="layer counts per stage, as 18,12 (default: balanced)")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads a stage")
-    parser.add_argument("--steps-in-flight", type=int, help="microbatches (default: the mesh's)")
-    parser.add_argument("--reference-threads", type=int, default=2, help="for transformers")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="batch sizes")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")
-    parser.add_argument("--repeats", type=int, default=3, help="runs per batch and system")
-    options = parser.parse_args()
-    console = Console()
-    console.print(asyncio.run(compare(options, console)))
+    parser = make_parser()
+    chosen, console = parser.parse_args(), Console()
+    num_stages = len(chosen.layers or ()) or 2
+    chosen.pp = chosen.pp or num_stages
+    if chosen.layers and chosen.pp != num_stages:
+        parser.error(f"--pp {chosen.pp} does not match --layers, which names {num_stages} stages")
+    command.run(lambda: console.print(asyncio.run(compare(chosen, console))))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
+from runtime.addresses import is_unspecified
 from runtime.errors import InvalidRequestError
 from runtime.rpc import split_address
 from stagemesh.values import parse_layers, parse_origins, parse_ranks, parse_size
@@ -22,16 +23,37 @@ def _check_address(address: str) -> str:
     return address
 
 
-def _check_new_file(_: Any, file: Path | None) -> None:
-    """Finds before hours of work, not after them, that their outcome cannot be written."""
-    if file is None:
-        return
+def _check_dialled(address: str) -> str:
+    if split_address(_check_address(address))[1] == 0:
+        raise ValueError(f"{address!r} is nowhere to reach; name the port that is listened on")
+    return address
+
+
+def _check_reached(address: str) -> str:
+    if is_unspecified(_check_dialled(address)):
+        raise ValueError(
+            f"{address!r} stands for all interfaces, to listen on; name the address at which "
+            "others reach that machine, or 127.0.0.1 where all are on this one"
+        )
+    return address
+
+
+def check_new_file(file: Path) -> None:
+    """Finds before hours of work, not after them, that their outcome cannot be written.
+
+    Raises ValueError.
+    """
     if file.is_dir():
         raise ValueError(f"{file} is a folder; name a file")
     if not file.parent.is_dir():
         raise ValueError(f"there is no folder {file.parent}; make it first")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ValueError(f"{file} cannot be written; name a file that can")
+
+
+def _check_new_file(_: Any, file: Path | None) -> None:
+    if file is not None:
+        check_new_file(file)
 
 
 def _check_picture(_: Any, file: Path | None) -> None:
@@ -61,6 +83,9 @@ MaxSequences = Annotated[int, between(1, 4096)]
 MaxStepTokens = Annotated[int, between(1, 2**16)]
 MaxWaiting = Annotated[int, between(1, 10**6)]
 BlockSize = Annotated[int, between(1, 1024)]
+# More threads than a machine has cores make it slow; far more bring it down.
+Threads = Annotated[int, between(1, 1024)]
+Workers = Annotated[int, between(1, 256)]
 Seconds = Annotated[float, between(1e-6, 1e6)]
 Wait = Annotated[float, between(0.1, 86_400)]
 Replicas = Annotated[int, between(1, 64)]
@@ -70,6 +95,9 @@ Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
 Ranks = Annotated[tuple[int, ...], _one_token(parse_ranks, "N[,N,...]")]
 Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]
 Address = Annotated[str, _one_token(_check_address, "HOST:PORT")]
+# To dial from this machine, and to name to others.
+Dialled = Annotated[str, _one_token(_check_dialled, "HOST:PORT")]
+Reached = Annotated[str, _one_token(_check_reached, "HOST:PORT")]
 NewFile = Annotated[Path | None, Parameter(validator=_check_new_file)]
 Picture = Annotated[Path | None, Parameter(validator=(_check_new_file, _check_picture))]
 Flag = Parameter(negative=())

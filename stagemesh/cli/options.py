@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
+from runtime.errors import InvalidRequestError
 from scheduler import PolicyName
 from stagemesh.cli.option_types import (
     Address,
@@ -25,8 +26,10 @@ from stagemesh.cli.option_types import (
     Replicas,
     Seconds,
     Size,
+    Threads,
     Wait,
 )
+from stagemesh.ports import check_apart
 
 _PLAN = Group("Plan", sort_key=1)
 _BATCHING = Group("Batching", sort_key=2)
@@ -138,14 +141,23 @@ class DeviceOptions:
     device_sharers: Positive = 1
     """Workers that share a GPU, and divide its memory for their KV caches."""
 
-    threads: Positive | None = None
+    threads: Threads | None = None
     """CPU threads of each worker. [default: the cores, divided by the workers started here]"""
 
     paced: Path | None = None
     """Compute nothing: take the times that this JSON file models, as in docs/scheduling.md."""
 
 
-@Parameter(name="*", group=_ADDRESSES)
+def _check_addresses(type_: Any, addresses: "AddressOptions | None") -> None:
+    if addresses is None:
+        return
+    try:
+        check_apart({"--grpc": addresses.grpc, "--http": addresses.http, "--mesh": addresses.mesh})
+    except InvalidRequestError as error:
+        raise ValueError(error.problem) from None
+
+
+@Parameter(name="*", group=_ADDRESSES, validator=_check_addresses)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressOptions:
     """Where a coordinator listens, and what its HTTP door takes; port 0 takes a free one."""

@@ -9,15 +9,14 @@ import pytest
 from rich.table import Table
 
 from benchmarks.live import (
-    PACED,
     SLOWED_STAGE,
     add_difference,
     add_figures,
     figures_table,
-    parse_policies,
     with_slow_stage,
 )
 from benchmarks.live_load import LoadFigures
+from benchmarks.live_options import PACED, parse_policies
 from scheduler import POLICY_NAMES
 from simulator.measures import Percentiles
 from simulator.pacing import read_pace

@@ -5,8 +5,9 @@ from itertools import accumulate
 
 import pytest
 
-from benchmarks.live import LAYERS, PACED
+from benchmarks.live_options import LAYERS, PACED
 from benchmarks.live_recovery import find_recovery, recovery_cells, simulate_decodes
+from runtime.errors import InvalidRequestError
 from simulator.pacing import read_pace
 
 CHANGED_AT = 10.0
@@ -51,7 +52,7 @@ def test_recovery_that_never_comes_is_said_so() -> None:
 
 
 def test_recovery_of_a_run_that_ends_too_soon_asks_for_a_longer_one() -> None:
-    with pytest.raises(ValueError, match="run for longer"):
+    with pytest.raises(InvalidRequestError, match="run for longer"):
         find_recovery([token_times([0.2] * 12)], CHANGED_AT)
 
 
