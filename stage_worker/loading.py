@@ -16,8 +16,9 @@ from runtime.errors import (
     InvalidRequestError,
     NotEnoughMemoryError,
 )
+from runtime.logs import get_logger
 from runtime.model_config import load_model_config
-from runtime.model_store import resolve_model
+from runtime.model_store import check_gguf, find_model, resolve_model
 from runtime.shares import check_tp_size
 from stage_worker.canary import record_canary
 from stage_worker.paced_stage import AnyStage, Pace, PacedPlace, PacedStage, paced_top
@@ -28,6 +29,11 @@ from stage_worker.status import describe_device
 
 # Its prompt is held in one piece, with an attention of its length squared.
 _MAX_CANARY_TOKENS = 1024
+
+# Of a fingerprint, for people to compare.
+_SHOWN_DIGITS = 16
+
+_log = get_logger()
 
 _DTYPE_NAMES = {
     stage_pb2.DTYPE_FLOAT32: "float32",
@@ -68,6 +74,28 @@ class LoadedPart:
     fingerprint: str
     num_kv_blocks: int
     load_seconds: float
+
+
+def check_model_path(model: str) -> None:
+    """Refuses at the start what could not be loaded later, as far as that costs next to nothing.
+
+    Looks at config.json and the headers of the weights, and at no more of a .gguf file than that
+    it is one; a Hub id may have to be fetched, and is not looked at. Whether the weights are the
+    mesh's shows when a part is assigned: by their fingerprint, which is logged here. Raises
+    `ModelNotFoundError` or `BrokenModelError`.
+    """
+    path = find_model(model)
+    if path is not None and path.is_dir():
+        config, checkpoint = load_model_config(path), Checkpoint.open(path)
+        _log.info(
+            "model_found",
+            folder=str(path),
+            architecture=config.family.architecture,
+            num_layers=config.num_layers,
+            fingerprint=checkpoint.fingerprint[:_SHOWN_DIGITS],
+        )
+    elif path is not None:
+        check_gguf(path)
 
 
 def find_part(

@@ -1,7 +1,7 @@
 """The worker process: listens, joins the mesh, serves until told to stop, leaves nothing behind.
 
 `run_worker` raises a StagemeshError when the process should end with a reason: its port is taken,
-its device does not exist, or the coordinator refused it.
+its device does not exist, its model cannot be served, or the coordinator refused it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from stage_worker.executor import DeviceThread
 from stage_worker.health import WorkerHealth
 from stage_worker.introduction import Introduction
 from stage_worker.join import Departure, stay_joined
-from stage_worker.loading import WorkerDevice
+from stage_worker.loading import WorkerDevice, check_model_path
 from stage_worker.paced_stage import PACED, Pace
 from stage_worker.service import StageService
 from stage_worker.status import device_uuid
@@ -42,6 +42,7 @@ from stage_worker.worker import Worker
 # Another try may do better, so it is not the code of a process that refuses.
 EXIT_STUCK = 4
 
+_NO_CUDA = "this machine has no CUDA device; leave it at auto, or choose cpu"
 _CLOSE_SECONDS = 2.0
 
 _log = get_logger()
@@ -93,6 +94,8 @@ def run_worker(options: WorkerOptions) -> None:
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
     check_mesh_address(options.listen, "--listen", options.mesh_tls, options.is_mesh_insecure)
+    if options.model_path is not None:
+        await asyncio.to_thread(check_model_path, options.model_path)
     sweep()
     device = _make_device(options)
     worker_id = str(uuid.uuid4())
@@ -184,5 +187,5 @@ def _choose_device(asked: str) -> str:
     if asked == "auto":
         return "cuda" if has_cuda else "cpu"
     if asked == "cuda" and not has_cuda:
-        raise InvalidRequestError(field="device", problem="this machine has no CUDA device")
+        raise InvalidRequestError(field="--device", problem=_NO_CUDA)
     return asked

@@ -1,5 +1,6 @@
 """Meshes that cannot start: one clear message, an exit code, and nothing left running."""
 
+import json
 import shutil
 import signal
 import socket
@@ -173,13 +174,44 @@ def test_worker_that_finds_no_coordinator_says_where_it_looked(folder: Path) -> 
         assert worker.wait() == 0
 
 
-def test_worker_without_the_checkpoint_says_what_is_missing(folder: Path) -> None:
-    """Case 27: a missing checkpoint ends the start with its name."""
-    with separate_mesh(str(folder), "--pp", "1") as mesh:
-        mesh.start_coordinator()
-        mesh.start_worker("--model-path", str(folder / "nothing"))
-        state = mesh.until(lambda state: bool(state.failure))
-    assert str(folder / "nothing") in state.failure
+def remove_index_entry(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    index = {"weight_map": {TENSOR: "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (shutil.rmtree, "there is no such folder or file here"),
+        (remove_config, "has no config.json"),
+        (remove_index_entry, "model-00001-of-00002.safetensors is missing"),
+        (truncate, WEIGHTS),
+        (pickle_only, "convert them to safetensors"),
+        (rename_architecture, "LlamaForCausalLM"),
+    ],
+)
+def test_worker_with_a_model_path_that_cannot_be_served_refuses_at_its_start(
+    damage: Callable[[Path], None], says: str, folder: Path
+) -> None:
+    """Case 27: also a spare, which would load nothing before it is needed, and then too late."""
+    damage(folder)
+    message = fail("worker", "--coordinator", "127.0.0.1:1", "--model-path", str(folder))
+    assert str(folder) in message or says == "LlamaForCausalLM"
+    assert says in message
+
+
+def test_worker_with_a_model_path_that_is_no_gguf_file_refuses_at_its_start(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"")
+    message = fail("worker", "--coordinator", "127.0.0.1:1", "--model-path", str(path))
+    assert "it is no GGUF file" in message
 
 
 def test_worker_with_other_files_is_put_out_and_a_spare_takes_its_place(
