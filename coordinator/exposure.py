@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from coordinator.api_keys import read_key_file
 from coordinator.options import CoordinatorOptions
+from runtime.addresses import is_loopback, is_unspecified
 from runtime.errors import OpenDoorError, WorkerRefusedError
-from runtime.tls import MeshTls, check_mesh_address, is_loopback
+from runtime.tls import MeshTls, check_mesh_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,16 @@ def check_access(options: CoordinatorOptions) -> None:
 def check_worker_address(address: str, reach: Reach) -> None:
     """Raises `WorkerRefusedError` for an address that this mesh dials for nobody.
 
-    A mesh for loopback alone asks nobody who they are: whoever joins it could have it dial anything
-    that this machine reaches.
+    One that stands for all interfaces would be the coordinator's own machine. And a mesh for
+    loopback alone asks nobody who they are: whoever joins it could have it dial anything that this
+    machine reaches.
     """
+    if is_unspecified(address):
+        reason = (
+            "that stands for all interfaces of a machine, so nobody can reach the worker there; "
+            "give --advertise, or else --listen, an address of the worker's machine"
+        )
+        raise WorkerRefusedError(worker=address, reason=reason)
     if reach.tls is None and not reach.is_insecure and not is_loopback(address):
         reason = (
             "this mesh has no TLS and stays on loopback; give --tls-dir everywhere, or start the "

@@ -91,7 +91,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         if problem:
             _log.warning("worker_unreachable", worker=identity.address, problem=problem)
             detail = f"the coordinator cannot reach this worker at {identity.address}: "
-            detail += f"{problem}; give --listen an address and port that it can reach"
+            detail += f"{problem}; give --advertise, or else --listen, one that it can reach"
             await context.abort(grpc.StatusCode.UNAVAILABLE, detail[:_MAX_REASON])
 
     async def _read_hello(self, context: _Context) -> mesh_pb2.Hello | None:

@@ -102,7 +102,7 @@ def _check_options(options: CoordinatorOptions, config: ModelConfig) -> None:
     asked, most = options.max_model_len, config.max_position_embeddings
     if asked is not None and not 2 <= asked <= most:
         problem = f"is {asked}; this model takes 2 to {most} tokens"
-        raise InvalidRequestError(field="max_model_len", problem=problem)
+        raise InvalidRequestError(field="--max-model-len", problem=problem)
     if len(options.tp_sizes) != options.pp:
         raise RankCountError(ranks=options.tp, num_stages=options.pp)
     check_tp_size(config, max(options.tp_sizes))

@@ -10,14 +10,14 @@ that its node plays; `stagemesh certs` makes it. Doors for clients are ordinary 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import grpc
 
+from runtime.addresses import is_loopback
 from runtime.errors import CertificateError, InsecureMeshError
-from runtime.rpc import ChannelTls, split_address
+from runtime.rpc import ChannelTls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,15 +143,6 @@ def check_mesh_address(address: str, option: str, tls: MeshTls | None, is_insecu
     """Raises `InsecureMeshError` for an address that others reach without TLS, unless wanted so."""
     if tls is None and not is_insecure and not is_loopback(address):
         raise InsecureMeshError(option=option, address=address)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches HOST:PORT; a name may be anybody's, but for the one."""
-    host, _ = split_address(address)
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_pem(path: Path) -> bytes:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 from protos import mesh_pb2, stage_pb2
 from runtime import rpc
+from runtime.addresses import is_loopback, is_unspecified
 from runtime.version import BUILD, PROTOCOL_VERSION
 from stage_worker.status import describe_device
-
-_WILDCARDS = {"0.0.0.0", "::"}
-_LOOPBACK = ("127.", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +47,16 @@ class Introduction:
         """Where stages reach the worker, and Prometheus its metrics, if it can from there."""
         address = _reachable(self.address, self.coordinator)
         metrics_address = _reachable(self.metrics_address, self.coordinator)
-        if _is_loopback(metrics_address) and not _is_loopback(address):
+        if is_loopback(metrics_address) and not is_loopback(address):
             metrics_address = ""
         return address, metrics_address
 
 
 def _reachable(address: str, coordinator: str) -> str:
     """`address`, its wildcard host replaced by the one that faces the coordinator."""
-    host, port = rpc.split_address(address)
-    if host not in _WILDCARDS:
+    if not is_unspecified(address):
         return address
+    _, port = rpc.split_address(address)
     family, kind, protocol, _, peer = socket.getaddrinfo(
         *rpc.split_address(coordinator), type=socket.SOCK_DGRAM
     )[0]
@@ -66,7 +64,3 @@ def _reachable(address: str, coordinator: str) -> str:
         probe.connect(peer)  # sends nothing: it only makes the system choose a route
         local = probe.getsockname()[0]
     return f"[{local}]:{port}" if ":" in local else f"{local}:{port}"
-
-
-def _is_loopback(address: str) -> bool:
-    return rpc.split_address(address)[0].startswith(_LOOPBACK)

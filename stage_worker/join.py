@@ -20,6 +20,7 @@ from protos import mesh_pb2, mesh_pb2_grpc
 from runtime import rpc
 from runtime.errors import WorkerRefusedError
 from runtime.logs import get_logger
+from runtime.misdial import Misdial, find_misdial
 from runtime.tasks import run_apart
 from runtime.tls import MeshTls, Role
 
@@ -36,6 +37,14 @@ _REFUSALS = {
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
+}
+
+_MESH_HINT = "give the coordinator's --mesh address, whose port is 50051 by default"
+_MISDIAL_HINTS = {
+    Misdial.HTTP: _MESH_HINT,
+    Misdial.OTHER_SERVICE: _MESH_HINT,
+    Misdial.NO_TLS: "start the coordinator with --tls-dir, too, or this worker without",
+    Misdial.HANGS_UP: "give --tls-dir here if the coordinator has it, or else look at its log",
 }
 
 _JoinCall = grpc.aio.StreamStreamCall[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
@@ -222,10 +231,9 @@ async def _read(call: _JoinCall, patience_seconds: float) -> mesh_pb2.Coordinato
 def _lost(error: grpc.aio.AioRpcError) -> Exception:
     """What a broken stream means: a refusal if asking again would be answered the same."""
     _, reason = rpc.error_from_rpc(error)
-    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-        reason = (
-            "what answers at --coordinator takes no workers; give a coordinator's --mesh address"
-        )
-    if error.code() in _REFUSALS:
+    misdial = find_misdial(error)
+    if misdial is not None:
+        reason = f"what answers at --coordinator {misdial.value}; {_MISDIAL_HINTS[misdial]}"
+    if error.code() in _REFUSALS or misdial is Misdial.HTTP:
         return WorkerRefusedError(worker="this process", reason=reason)
     return _MembershipLostError(reason)

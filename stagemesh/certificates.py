@@ -42,7 +42,7 @@ class NodeRequest:
         """Raises `InvalidRequestError`."""
         if not _NODE_NAME.fullmatch(self.node):
             problem = f"{self.node!r} is not letters, digits, dots, dashes and underscores"
-            raise InvalidRequestError(field="node", problem=problem)
+            raise InvalidRequestError(field="--node", problem=problem)
         for host in self.hosts:
             _general_name(host)
 
@@ -50,11 +50,22 @@ class NodeRequest:
 def make_certificates(folder: Path, request: NodeRequest, *, is_renewal: bool) -> list[Path]:
     """Writes `folder`/NODE with `ca.pem` and a pair for each role; the files that were written.
 
-    Makes the authority in `folder` if there is none. Raises `CertificateError` where a file is in
-    the way, or where there is nothing to renew.
+    Makes the authority in `folder` if there is none. Raises `InvalidRequestError` where a file is
+    in the way or cannot be written, and `CertificateError` for an authority that cannot be used.
     """
     request.check()
     home = folder / request.node
+    try:
+        return _make_certificates(folder, home, request, is_renewal)
+    except OSError as error:
+        path, reason = error.filename or home, error.strerror or str(error)
+        problem = f"{reason}; name another folder, or make it writable"
+        raise InvalidRequestError(field=str(path), problem=problem) from error
+
+
+def _make_certificates(
+    folder: Path, home: Path, request: NodeRequest, is_renewal: bool
+) -> list[Path]:
     for role in request.roles:
         path = home / f"{role}.pem"
         if path.exists() and not is_renewal:
@@ -160,7 +171,7 @@ def _general_name(host: str) -> x509.GeneralName:
     except ValueError:
         if not _HOST_NAME.fullmatch(host):
             problem = f"{host!r} is neither a host name nor an address"
-            raise InvalidRequestError(field="host", problem=problem) from None
+            raise InvalidRequestError(field="--host", problem=problem) from None
         return x509.DNSName(host)
 
 
@@ -186,7 +197,5 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
         fresh.replace(path)
-    except OSError as error:
-        raise CertificateError(path=str(path), problem=error.strerror or str(error)) from error
     finally:
         fresh.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import grpc.aio
 from protos import inference_pb2, mesh_pb2
 from protos.inference_pb2_grpc import InferenceStub
 from protos.mesh_pb2_grpc import OperationsStub
+from runtime.errors import InvalidRequestError
 from runtime.rpc import ChannelTls, dial
 from stagemesh.completion import Completion, complete
 from stagemesh.generation import GenerationRequest, Model, Prompt, Update
@@ -224,7 +225,7 @@ class AsyncClient:
         try:
             return await call
         except grpc.RpcError as error:
-            raise rpc_error(error, self.target) from None
+            raise rpc_error(error, self.target, is_quick=True) from None
 
 
 def identified(request: GenerationRequest) -> inference_pb2.InferRequest:
@@ -233,5 +234,10 @@ def identified(request: GenerationRequest) -> inference_pb2.InferRequest:
 
 
 def key_metadata(api_key: str | None) -> Metadata:
-    """What tells a door whose call it is."""
-    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+    """What tells a door whose call it is; raises `InvalidRequestError` for what can be no key."""
+    if not api_key:
+        return ()
+    if not (api_key.isascii() and api_key.isprintable()):
+        problem = "it has other characters than the keys that `stagemesh keys add` prints"
+        raise InvalidRequestError(field="api_key", problem=problem)
+    return (("authorization", f"Bearer {api_key}"),)

@@ -48,7 +48,8 @@ class FleetPlan:
     free ports from those of `first_address` and `first_metrics_address` up. Workers take turns at
     `devices`, the names of GPUs as CUDA knows them; without any they see what this process sees.
     `tls` is this machine's side of the mesh. With `ends_frozen`, workers that do not answer any
-    more are killed; without it, somebody else sees to that.
+    more are killed; without it, somebody else sees to that. Ports of the addresses `reserved`
+    are somebody else's, who may not listen there yet.
     """
 
     arguments: tuple[str, ...]
@@ -58,6 +59,7 @@ class FleetPlan:
     devices: tuple[str, ...] = ()
     tls: MeshTls | None = None
     ends_frozen: bool = False
+    reserved: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -151,7 +153,7 @@ class Fleet:
     def _take(self, name: str, first: str) -> str:
         """A free address for this start; nobody else's."""
         others = {address for other, address in self._addresses.items() if other != name}
-        address = free_address(first, taken=others)
+        address = free_address(first, taken=others.union(self.plan.reserved))
         self._addresses[name] = address
         return address
 

@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import inference_pb2, stage_pb2
+from runtime.misdial import find_misdial
 from runtime.rpc import ChannelTls, dial_blocking
 from stagemesh.rpc_error import StagemeshRpcError
 
@@ -31,6 +32,8 @@ def probe(
         except grpc.RpcError as error:
             call = _call_of(error)
             message = f"{address} does not answer: {call.details()}"
+            if (misdial := find_misdial(call)) is not None:
+                message = f"what answers at {address} {misdial.value}"
             raise StagemeshRpcError("unreachable", call.code().name, message) from None
     if status is None:
         message = f"{address} is neither a door nor a worker of stagemesh"

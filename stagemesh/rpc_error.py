@@ -1,10 +1,26 @@
 """Owns what a failed call means to a client: one exception with a stable code."""
 
+from typing import Final
+
 import grpc
 import grpc.aio
 
+from runtime.misdial import Misdial, find_misdial
 from runtime.rich_errors import retry_after_seconds
 from runtime.rpc import details_from_rpc, error_from_rpc
+
+_DOOR_HINT: Final = (
+    "give --target the coordinator's gRPC door, whose port is 50050 by default; `drain` asks at "
+    "its --mesh address, port 50051"
+)
+_MISDIAL_HINTS: Final = {
+    Misdial.HTTP: _DOOR_HINT,
+    Misdial.OTHER_SERVICE: _DOOR_HINT,
+    Misdial.NO_TLS: "leave --tls-ca and --tls-dir out, or give --target another address",
+    Misdial.HANGS_UP: (
+        "give --tls-ca if it is a door with a certificate, --tls-dir if it is a link of the mesh"
+    ),
+}
 
 
 class StagemeshRpcError(Exception):
@@ -24,13 +40,16 @@ class StagemeshRpcError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-def rpc_error(error: grpc.RpcError, target: str) -> StagemeshRpcError:
-    """What a failed call means to its caller."""
+def rpc_error(error: grpc.RpcError, target: str, *, is_quick: bool = False) -> StagemeshRpcError:
+    """What a failed call means to its caller; a mesh answers one that `is_quick` at once."""
     # gRPC's own classes promise less than both its kinds of call errors keep.
     assert isinstance(error, grpc.aio.AioRpcError | grpc.Call)
     code, message = error_from_rpc(error)
     status = error.code().name
-    if code == "unavailable":
+    if (misdial := find_misdial(error)) is not None:
+        code = "unreachable" if code == "unavailable" else code
+        message = f"what answers at {target} {misdial.value}; {_MISDIAL_HINTS[misdial]}"
+    elif code == "unavailable":
         code = "unreachable"
         message = (
             f"no mesh answers at {target}: start one with `stagemesh serve MODEL`, "
@@ -38,4 +57,8 @@ def rpc_error(error: grpc.RpcError, target: str) -> StagemeshRpcError:
         )
     elif code == "deadline_exceeded":
         message = "the deadline passed before the answer was complete; allow more time"
+        if is_quick:
+            message = f"{target} takes connections but did not answer in time; see what is there"
+    elif code == "invalid_api_key":
+        message = f"{message} (--api-key, or STAGEMESH_API_KEY in the environment)"
     return StagemeshRpcError(code, status, message, retry_after_seconds(details_from_rpc(error)))

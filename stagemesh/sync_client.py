@@ -217,4 +217,4 @@ class Client:
         try:
             return call(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise rpc_error(error, self.target) from None
+            raise rpc_error(error, self.target, is_quick=True) from None

@@ -76,7 +76,7 @@ def parse_targets(texts: Sequence[str]) -> dict[str, float]:
         match = _TARGET.fullmatch(text)
         if match is None:
             problem = f"{text!r} is no target; write ttft:MS, tpot:MS or e2el:MS"
-            raise InvalidRequestError(field="goodput", problem=problem)
+            raise InvalidRequestError(field="--goodput", problem=problem)
         targets[match["name"]] = float(match["milliseconds"])
     return targets
 

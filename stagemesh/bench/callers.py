@@ -13,7 +13,7 @@ import httpx
 from runtime.tls import trusting
 from stagemesh.bench.outcome import Outcome
 from stagemesh.bench.workload import Ask
-from stagemesh.client import AsyncClient
+from stagemesh.client import AsyncClient, key_metadata
 from stagemesh.generation import GenerationRequest, TokenIds
 from stagemesh.rpc_error import StagemeshRpcError
 
@@ -61,7 +61,7 @@ async def connect(
         return
     async with httpx.AsyncClient(
         base_url=f"{'http' if tls_ca is None else 'https'}://{target}",
-        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+        headers=dict(key_metadata(api_key)),
         timeout=timeout_seconds,
         limits=httpx.Limits(max_connections=None),
         verify=True if tls_ca is None else ssl.create_default_context(cafile=tls_ca),
@@ -111,12 +111,20 @@ class HttpCaller:
 
     async def model(self) -> str:
         """The first that is listed."""
-        body = _checked(await self.http.get("/v1/models"))
-        return str(body["data"][0]["id"])
+        response = await self.http.get("/v1/models")
+        try:
+            return str(_checked(response)["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"{response.request.url} lists no model") from None
 
     async def token_ids(self, text: str) -> tuple[int, ...]:
         """By `/tokenize`."""
-        return tuple(_checked(await self.http.post("/tokenize", json={"prompt": text}))["tokens"])
+        response = await self.http.post("/tokenize", json={"prompt": text})
+        tokens = _checked(response).get("tokens")
+        if not isinstance(tokens, list) or not tokens:
+            problem = "tells no tokens to draw random prompts from; name a file with --prompts"
+            raise ValueError(f"{response.request.url} {problem}")
+        return tuple(tokens)
 
     async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
         """One call; raises ValueError for what the door says is wrong."""
@@ -152,8 +160,15 @@ def _take(event: dict[str, Any], outcome: Outcome, now: float) -> None:
 
 
 def _checked(response: httpx.Response) -> Any:
-    """The body of a good answer; ValueError tells a bad one."""
-    body = response.json()
+    """The body of a good answer; ValueError tells a bad one, also of a server that is not ours."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
     if response.status_code != httpx.codes.OK:
-        raise ValueError(body["error"]["message"])
+        error = body.get("error") if isinstance(body, dict) else None
+        message = error.get("message") if isinstance(error, dict) else None
+        raise ValueError(message or f"{response.request.url}: HTTP status {response.status_code}")
+    if not isinstance(body, dict):
+        raise ValueError(f"{response.request.url}: the answer is no JSON object")
     return body

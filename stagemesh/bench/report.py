@@ -104,7 +104,7 @@ def draw(load: Load, result: LoadResult, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         problem = "needs matplotlib: pip install 'stagemesh[plot]'"
-        raise InvalidRequestError(field="plot", problem=problem) from None
+        raise InvalidRequestError(field="--plot", problem=problem) from None
     values = latencies([outcome for outcome in result.outcomes if not outcome.error])
     figure = Figure(figsize=(4 * len(LATENCIES), 3.5), layout="constrained")
     figure.suptitle(f"{load.model}: {load.num_prompts} requests")

@@ -48,10 +48,13 @@ class Session:
         return self._load(model), result
 
     async def _prepare(self, caller: Caller) -> tuple[str, list[Ask]]:
+        asks = []
+        if self.prompts is not None:
+            asks = read_asks(self.prompts, self.num_prompts, self.output_len)
         try:
             model = await caller.model()
-            if self.prompts is not None:
-                return model, read_asks(self.prompts, self.num_prompts, self.output_len)
+            if asks:
+                return model, asks
             pool = await caller.token_ids(POOL_TEXT)
         except StagemeshRpcError:
             raise

@@ -48,9 +48,9 @@ def read_asks(path: Path, num_prompts: int, output_len: int) -> list[Ask]:
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(field="prompts", problem=f"{path}: {error}") from None
+        raise InvalidRequestError(field="--prompts", problem=f"{path}: {error}") from None
     if not lines:
-        raise InvalidRequestError(field="prompts", problem=f"{path} is empty")
+        raise InvalidRequestError(field="--prompts", problem=f"{path} is empty")
     asks = [_read_line(line, f"{path}, line {n}", output_len) for n, line in enumerate(lines, 1)]
     return [asks[index % len(asks)] for index in range(num_prompts)]
 
@@ -59,12 +59,12 @@ def _read_line(line: str, where: str, output_len: int) -> Ask:
     try:
         body = json.loads(line)
     except ValueError as error:
-        raise InvalidRequestError(field="prompts", problem=f"{where}: {error}") from None
+        raise InvalidRequestError(field="--prompts", problem=f"{where}: {error}") from None
     prompt = body.get("prompt") if isinstance(body, dict) else None
     max_tokens = body.get("max_tokens", output_len) if isinstance(body, dict) else None
     if not isinstance(prompt, str) or not prompt or type(max_tokens) is not int or max_tokens < 1:
         problem = f'{where} is not {{"prompt": TEXT}}, with "max_tokens" from 1 up if at all'
-        raise InvalidRequestError(field="prompts", problem=problem)
+        raise InvalidRequestError(field="--prompts", problem=problem)
     return Ask(prompt, max_tokens)
 
 

@@ -11,7 +11,6 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from cyclopts import App
-from cyclopts.config import Env
 
 from runtime.errors import PortTakenError, StagemeshError
 from runtime.version import VERSION
@@ -23,6 +22,7 @@ from stagemesh.cli.chat import chat
 from stagemesh.cli.coordinator import coordinator
 from stagemesh.cli.demo import demo
 from stagemesh.cli.drain import drain
+from stagemesh.cli.environment import drop_empty_variables, read_variables
 from stagemesh.cli.fault_proxy import fault_proxy
 from stagemesh.cli.health import health
 from stagemesh.cli.infer import infer
@@ -46,7 +46,7 @@ app = App(
     help_epilogue=examples.STAGEMESH,
     help_format="markdown",
     version=VERSION,
-    config=Env("STAGEMESH_", command=False),
+    config=(read_variables, drop_empty_variables),
     result_action="return_value",
 )
 app.command(serve, help_epilogue=examples.SERVE, sort_key=1)

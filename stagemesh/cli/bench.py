@@ -11,8 +11,8 @@ from rich.console import Console
 
 from stagemesh.cli import examples
 from stagemesh.cli.option_types import (
-    Address,
     ApiKey,
+    Dialled,
     Flag,
     NewFile,
     NotNegative,
@@ -40,7 +40,7 @@ bench = App(name="bench", help="Measure a running mesh.", sort_key=9)
 def serve(
     *,
     door: Literal["grpc", "http"] = "grpc",
-    target: Address | None = None,
+    target: Dialled | None = None,
     api_key: ApiKey = None,
     security: ClientSecurityOptions = CLIENT_SECURITY_DEFAULTS,
     num_prompts: Positive = 100,

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from stagemesh.cli.infer import stream_text, warn_unless_ready
-from stagemesh.cli.option_types import Address, ApiKey, NotNegative
+from stagemesh.cli.option_types import ApiKey, Dialled, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.silence import SilenceWatch
@@ -23,7 +23,7 @@ _HELP = "Ctrl-C ends an answer, /reset forgets the conversation, Ctrl-D ends the
 
 def chat(
     *,
-    target: Address = DEFAULT_TARGET,
+    target: Dialled = DEFAULT_TARGET,
     api_key: ApiKey = None,
     system: str | None = None,
     max_tokens: NotNegative | None = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from runtime.tls import Role
-from stagemesh.cli.option_types import Address, Wait
+from stagemesh.cli.option_types import Dialled, Wait
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.client import DEFAULT_MESH
 from stagemesh.sync_client import Client
@@ -16,7 +16,7 @@ def drain(
     who: Annotated[str, Parameter(negative=())],
     /,
     *,
-    target: Address = DEFAULT_MESH,
+    target: Dialled = DEFAULT_MESH,
     grace: Wait = 30.0,
     security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:

@@ -121,6 +121,7 @@ Examples:
 
     stagemesh simulate
     stagemesh simulate --scenario slow-stage --find-goodput
+    stagemesh simulate --plan 10,30,40 --hardware llama2-70b/a100-80gb/8
     stagemesh simulate --trace azure.csv --rate 5 --policy adaptive --plot timeline.png"""
 
 

@@ -9,14 +9,15 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from runtime.errors import InvalidRequestError
-from stagemesh.cli.option_types import Address, Flag, Size
+from stagemesh.cli.option_types import Address, Dialled, Flag, Size
 from stagemesh.fault_proxy import Accident, FaultProxy, Faults, parse_command
+from stagemesh.ports import check_apart
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
 def fault_proxy(
     *,
-    to: Address,
+    to: Dialled,
     listen: Address = "127.0.0.1:0",
     delay: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0,
     throttle: Size | None = None,
@@ -54,6 +55,7 @@ def fault_proxy(
     duplicate_after
         Pass a piece twice then.
     """
+    check_apart({"--listen": listen, "--to": to})
     once = (
         (drop_after, Accident.DROP),
         (truncate_after, Accident.TRUNCATE),

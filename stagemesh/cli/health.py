@@ -6,14 +6,14 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from stagemesh.cli.option_types import Address, Flag
+from stagemesh.cli.option_types import Dialled, Flag
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.health import probe
 from stagemesh.ports import dialable
 
 
 def health(
-    address: Address | None = None,
+    address: Dialled | None = None,
     /,
     *,
     ready: Annotated[bool, Flag] = False,

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from runtime.errors import EmptyPromptError, InvalidRequestError
-from stagemesh.cli.option_types import Address, ApiKey, Flag, NotNegative
+from stagemesh.cli.option_types import ApiKey, Dialled, Flag, NotNegative
 from stagemesh.cli.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.silence import SilenceWatch
@@ -24,7 +24,7 @@ def infer(
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
     *,
-    target: Address = DEFAULT_TARGET,
+    target: Dialled = DEFAULT_TARGET,
     api_key: ApiKey = None,
     max_tokens: NotNegative | None = None,
     min_tokens: NotNegative = 0,

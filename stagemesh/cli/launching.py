@@ -35,8 +35,11 @@ from stagemesh.fleet import FleetPlan
 from stagemesh.launcher import LaunchPlan
 from stagemesh.ports import dialable, reserve
 from stagemesh.progress import ProgressView
+from stagemesh.values import format_size
 
 FIRST_WORKER_ADDRESS = "127.0.0.1:50100"
+# What Python, torch and gRPC take in each process at least.
+PROCESS_BYTES = 300 * 2**20
 
 
 # Longer than other functions: a line for each option.
@@ -118,19 +121,17 @@ def make_launch_plan(
     """The processes to start.
 
     Raises `NotEnoughMemoryError` if this machine cannot hold the KV caches that were asked for,
-    `PortTakenError` if a door's address is in use, `InvalidRequestError` for a backend that this
-    machine cannot have, and `CertificateError`.
+    `PortTakenError` if a door's address is in use, `InvalidRequestError` for a device, a backend
+    or a number of workers that this machine cannot have, and `CertificateError`.
     """
     mesh_security.tls(Role.WORKER)
-    _check_memory(batching.kv_memory * plan.num_workers, plan.num_workers)
+    _check_memory(batching.kv_memory, plan.num_workers)
     gpus = gpus_for(device.device)
-    _check_backend(plan.backend, gpus)
-    addresses = replace(
-        addresses,
-        grpc=reserve(addresses.grpc, "--grpc"),
-        http=reserve(addresses.http, "--http"),
-        mesh=reserve(addresses.mesh, "--mesh"),
-    )
+    _check_gpus(device.device, plan.backend, gpus)
+    grpc = reserve(addresses.grpc, "--grpc")
+    http = reserve(addresses.http, "--http", taken=(grpc,))
+    mesh = reserve(addresses.mesh, "--mesh", taken=(grpc, http))
+    addresses = replace(addresses, grpc=grpc, http=http, mesh=mesh)
     device = shared_out(device, plan.num_workers, gpus)
     stop = StopOptions(grace=life.grace)
     coordinator = (plan, batching, addresses, access, logs, mesh_security, door_security, life)
@@ -138,16 +139,17 @@ def make_launch_plan(
         coordinator=("coordinator", model, *as_arguments(*coordinator)),
         workers=FleetPlan(
             arguments=(
-                *("worker", "--coordinator", dialable(addresses.mesh)),
+                *("worker", "--coordinator", dialable(mesh)),
                 *as_arguments(device, stop, logs, mesh_security),
             ),
             num_workers=plan.num_workers,
             first_address=FIRST_WORKER_ADDRESS,
             devices=gpus,
+            reserved=(grpc, http, mesh),
         ),
-        target=dialable(addresses.grpc),
-        http=dialable(addresses.http),
-        mesh=dialable(addresses.mesh),
+        target=dialable(grpc),
+        http=dialable(http),
+        mesh=dialable(mesh),
         mesh_tls=mesh_security.tls(Role.COORDINATOR),
         is_door_tls=door_security.tls() is not None,
         grace_seconds=life.grace,
@@ -166,14 +168,23 @@ def gpus_for(device: str) -> tuple[str, ...]:
     return () if device == "cpu" else visible_gpus()
 
 
-def _check_backend(backend: str, gpus: tuple[str, ...]) -> None:
-    if backend == "nccl" and not gpus:
-        problem = "nccl needs GPUs, and this machine offers none; leave it at auto"
-        raise InvalidRequestError(field="--backend", problem=problem)
+def _check_gpus(device: str, backend: str, gpus: tuple[str, ...]) -> None:
+    for option, value, needing in (("--device", device, "cuda"), ("--backend", backend, "nccl")):
+        if value == needing and not gpus:
+            problem = f"{value} needs GPUs, and this machine offers none; leave it at auto"
+            raise InvalidRequestError(field=option, problem=problem)
 
 
-def _check_memory(needed_bytes: int, num_workers: int) -> None:
+def _check_memory(kv_memory_bytes: int, num_workers: int) -> None:
     available_bytes = total_memory_bytes()
+    process_bytes, needed_bytes = num_workers * PROCESS_BYTES, num_workers * kv_memory_bytes
+    if process_bytes > available_bytes:
+        problem = (
+            f"{num_workers} workers take {format_size(process_bytes)} before they hold any weights,"
+            f" and this machine has {format_size(available_bytes)}; ask for fewer, or spread them "
+            "over several machines"
+        )
+        raise InvalidRequestError(field="--pp, --tp, --dp", problem=problem)
     if needed_bytes > available_bytes:
         raise NotEnoughMemoryError(
             needed_bytes=needed_bytes,

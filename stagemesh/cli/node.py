@@ -8,7 +8,7 @@ from rich.console import Console
 from runtime.tls import Role, check_mesh_address
 from stagemesh.cli.arguments import as_arguments
 from stagemesh.cli.launching import gpus_for, shared_out
-from stagemesh.cli.option_types import Address, Positive
+from stagemesh.cli.option_types import Address, Reached, Workers
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
@@ -21,14 +21,15 @@ from stagemesh.cli.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy
 from stagemesh.interrupts import Interrupts, run_interruptible
 from stagemesh.launcher import STOP_SECONDS
+from stagemesh.ports import check_apart
 from stagemesh.progress import tell
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
 def node(
     *,
-    coordinator: Address,
-    workers: Positive | None = None,
+    coordinator: Reached,
+    workers: Workers | None = None,
     listen: Address = "127.0.0.1:50100",
     metrics: Address = "127.0.0.1:9101",
     model_path: str | None = None,
@@ -54,6 +55,7 @@ def node(
     model_path
         The model on this node, where it is not what the coordinator calls it.
     """
+    check_apart({"--listen": listen, "--metrics": metrics})
     tls = mesh_security.tls(Role.WORKER)
     check_mesh_address(listen, "--listen", tls, mesh_security.insecure_mesh)
     gpus = gpus_for(device.device)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runtime.tls import Role
-from stagemesh.cli.option_types import Address, ApiKey, Flag
+from stagemesh.cli.option_types import ApiKey, Dialled, Flag
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.render import (
     hop_table,
@@ -30,7 +30,7 @@ from stagemesh.sync_client import Client
 
 def status(
     *,
-    target: Address | None = None,
+    target: Dialled | None = None,
     api_key: ApiKey = None,
     scheduler: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,

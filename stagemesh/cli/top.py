@@ -11,7 +11,7 @@ from rich.text import Text
 
 from runtime.errors import InvalidRequestError
 from runtime.tls import Role
-from stagemesh.cli.option_types import Address, ApiKey
+from stagemesh.cli.option_types import ApiKey, Dialled
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.rpc_error import StagemeshRpcError
 from stagemesh.state import MeshState
@@ -21,7 +21,7 @@ from stagemesh.top import picture
 
 def top(
     *,
-    target: Address | None = None,
+    target: Dialled | None = None,
     api_key: ApiKey = None,
     interval: Annotated[float, Parameter(validator=Number(gt=0))] = 1.0,
     security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,

@@ -2,7 +2,7 @@
 
 import os
 
-from stagemesh.cli.option_types import Address, ExitWithParent
+from stagemesh.cli.option_types import Address, ExitWithParent, Reached
 from stagemesh.cli.options import (
     DEVICE_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
@@ -12,14 +12,15 @@ from stagemesh.cli.options import (
     StopOptions,
 )
 from stagemesh.cli.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
+from stagemesh.ports import check_apart
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
 def worker(
     *,
-    coordinator: Address,
+    coordinator: Reached,
     listen: Address = "127.0.0.1:0",
-    advertise: Address | None = None,
+    advertise: Reached | None = None,
     metrics: Address = "127.0.0.1:0",
     model_path: str | None = None,
     device: DeviceOptions = DEVICE_DEFAULTS,
@@ -40,7 +41,8 @@ def worker(
         Where this worker takes frames from the stage before; others must reach it there.
         Port 0 takes a free one.
     advertise
-        Where others reach it, when that is not where it listens. [default: --listen]
+        Where others reach it, when that is not where it listens. [default: --listen; for all
+        interfaces, the address that faces the coordinator]
     metrics
         Where Prometheus reads this worker's metrics; it finds it through the coordinator.
     model_path
@@ -48,6 +50,7 @@ def worker(
     exit_with_parent
         Stop when standard input ends.
     """
+    check_apart({"--listen": listen, "--metrics": metrics})
     # Here, so that other commands do not wait seconds for torch.
     from runtime.logs import configure_logging
     from runtime.tls import Role

@@ -26,7 +26,7 @@ async def test_join_from_where_it_cannot_be_reached_is_told_so_at_once() -> None
             await worker.join_mesh(address, address=free)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert f"cannot reach this worker at {free}: " in (caught.value.details() or "")
-        assert "--listen" in (caught.value.details() or "")
+        assert "give --advertise, or else --listen" in (caught.value.details() or "")
         assert membership.members == ()
 
 
@@ -57,8 +57,10 @@ async def test_join_where_another_worker_answers_is_told_who() -> None:
         ({"node": "n" * 300}, Reach(is_insecure=True), "longer than 256"),
         ({"address": "192.0.2.1:1"}, Reach(), "stays on loopback"),
         ({"address": "some.host:1"}, Reach(), "stays on loopback"),
+        ({"address": "0.0.0.0:1"}, Reach(), "--advertise"),
+        ({"address": "[::]:1"}, Reach(is_insecure=True), "--advertise"),
     ],
-    ids=["version", "identity", "address", "name"],
+    ids=["version", "identity", "address", "name", "any", "any IPv6"],
 )
 async def test_join_of_a_worker_that_may_not_join_dials_nobody(
     changes: dict[str, Any], reach: Reach, says: str, monkeypatch: pytest.MonkeyPatch

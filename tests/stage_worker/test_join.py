@@ -222,12 +222,27 @@ async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coor
     await server.start()
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            with pytest.raises(WorkerRefusedError, match="--mesh address") as caught:
+            with pytest.raises(WorkerRefusedError, match=r"--mesh address.*50051") as caught:
                 await stay_joined(address, _hello, _note_nothing, _never())
     finally:
         await server.stop(grace=None)
 
     assert find_error(caught.value) is caught.value
+
+
+async def test_stay_joined_http_server_is_a_refusal_that_names_the_right_port() -> None:
+    """An --http door is easily taken for the --mesh address: both are a coordinator's."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(WorkerRefusedError, match=r"speaks HTTP.*--mesh.*50051"):
+                await stay_joined(address, _hello, _note_nothing, _never())
 
 
 async def test_stay_joined_released_returns() -> None:

@@ -11,6 +11,7 @@ from runtime.errors import LaunchError
 from runtime.tls import MeshTls, Role
 from stagemesh.children import EXIT_REFUSED, Child
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy
+from stagemesh.ports import reserve
 
 QUICK = RestartPolicy(max_restarts=2, first_delay_seconds=0.001, max_delay_seconds=0.004)
 
@@ -79,6 +80,24 @@ async def test_worker_that_lived_long_and_was_drained_is_replaced_at_once(
 ) -> None:
     patient = RestartPolicy(healthy_seconds=-1.0)
     assert delays(await news_of(monkeypatch, 0, 0, 0, restarts=patient)) == [0.0, 0.0, 0.0]
+
+
+async def test_worker_does_not_take_the_port_of_a_door_that_is_not_open_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[str] = []
+
+    async def start(name: str, arguments: list[str], *_: Any) -> EndingChild:
+        taken.append(arguments[arguments.index("--listen") + 1])
+        return EndingChild(name, iter((EXIT_REFUSED,)))
+
+    monkeypatch.setattr(Child, "start", start)
+    first = reserve("127.0.0.1:0")
+    plan = FleetPlan(arguments=(), num_workers=1, first_address=first, reserved=(first,))
+    with pytest.raises(LaunchError):
+        await Fleet(plan, print, QUICK).run(grace_seconds=1.0)
+    assert taken
+    assert first not in taken
 
 
 async def test_fleet_without_the_certificate_for_its_watch_is_over_before_it_starts_a_worker(

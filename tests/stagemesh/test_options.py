@@ -78,6 +78,32 @@ def test_options_from_the_environment_apply_to_every_command(
         assert arguments["logs"] == logs[command]
 
 
+@pytest.mark.parametrize(
+    ("command", "variable"),
+    [
+        (("node", "--coordinator", "h:1"), "STAGEMESH_WORKERS"),
+        (("serve", "m"), "STAGEMESH_PP"),
+        (("serve", "m"), "STAGEMESH_LOG_JSON"),
+        (("serve", "m"), "STAGEMESH_LAYERS"),
+        (("worker", "--coordinator", "h:1"), "STAGEMESH_MODEL_PATH"),
+    ],
+)
+def test_variable_that_is_empty_is_none(
+    command: tuple[str, ...], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = parse(*command)
+    monkeypatch.setenv(variable, "")
+    assert parse(*command) == without
+
+
+def test_variable_that_is_empty_is_not_a_value_that_must_be_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STAGEMESH_COORDINATOR", "")
+    with pytest.raises(CycloptsError, match="--coordinator"):
+        parse("worker")
+
+
 def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAGEMESH_PP", "3")
     assert parse("serve", "m", "--pp", "2")["plan"] == PlanOptions(pp=2)
@@ -97,6 +123,16 @@ def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.Mo
         (("serve", "m", "--device", "tpu"), "cpu"),
         (("serve", "m", "--grpc", "50050"), "HOST:PORT"),
         (("serve", "m", "--grpc", "127.0.0.1:65536"), "HOST:PORT"),
+        (("serve", "m", "--grpc", "127.0.0.1:5", "--http", "127.0.0.1:5"), "--http 127.0.0.1:5"),
+        (("serve", "m", "--grpc", "localhost:5", "--mesh", "127.0.0.1:5"), "its own port"),
+        (("serve", "m", "--http", "127.0.0.1:50051"), "--mesh 127.0.0.1:50051"),
+        (("coordinator", "m", "--grpc", "0.0.0.0:8000"), "--http 127.0.0.1:8000"),
+        (("worker", "--coordinator", "h:5", "--advertise", "0.0.0.0:5"), "all interfaces"),
+        (("worker", "--coordinator", "h:5", "--advertise", "[::]:5"), "all interfaces"),
+        (("worker", "--coordinator", "h:5", "--advertise", "h:0"), "name the port"),
+        (("worker", "--coordinator", "0.0.0.0:50051"), "127.0.0.1 where all are on this one"),
+        (("infer", "hi", "--target", "h:0"), "name the port"),
+        (("fault-proxy", "--to", "h:0"), "name the port"),
         (("serve", "m", "--block-size", "-1"), "Must be >= 1"),
         (("serve", "m", "--block-size", "1025"), "Must be <= 1024"),
         (("serve", "m", "--max-sequences", "4097"), "Must be <= 4096"),

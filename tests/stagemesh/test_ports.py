@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.errors import PortTakenError
-from stagemesh.ports import dialable, free_address, reserve
+from runtime.errors import InvalidRequestError, PortTakenError
+from stagemesh.ports import check_apart, dialable, free_address, reserve
 
 
 @pytest.fixture
@@ -45,11 +45,55 @@ def test_free_address_skips_what_is_taken(taken_port: int) -> None:
     assert free_address(f"127.0.0.1:{taken_port}", taken={address}) != address
 
 
+def test_free_address_leaves_out_a_port_that_is_taken_on_another_interface() -> None:
+    address = reserve("127.0.0.1:0")
+    port = int(address.rpartition(":")[2])
+    assert free_address(address, taken={f"0.0.0.0:{port}"}) != address
+
+
+def test_free_address_with_port_zero_is_none_that_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports = iter((5, 5, 7))
+    monkeypatch.setattr("stagemesh.ports._try_to_listen", lambda host, port: next(ports))
+    assert free_address("127.0.0.1:0", taken={"127.0.0.1:5"}) == "127.0.0.1:7"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("127.0.0.1:5", "127.0.0.1:5"),
+        ("localhost:5", "127.0.0.1:5"),
+        ("0.0.0.0:5", "127.0.0.1:5"),
+        ("10.0.0.1:5", "[::]:5"),
+    ],
+)
+def test_addresses_that_are_one_place_are_refused_with_both_options(
+    first: str, second: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=r"--grpc .* and --http .*own port"):
+        check_apart({"--grpc": first, "--http": second, "--mesh": "127.0.0.1:6"})
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("127.0.0.1:5", "127.0.0.1:6"),
+        ("127.0.0.1:5", "10.0.0.1:5"),
+        ("127.0.0.1:5", "[::1]:5"),
+    ],
+)
+def test_addresses_that_are_two_places_are_taken(first: str, second: str) -> None:
+    check_apart({"--grpc": first, "--http": second})
+
+
 @pytest.mark.parametrize(
     ("listening", "dialled"),
     [
         ("0.0.0.0:5", "127.0.0.1:5"),
         ("[::]:5", "[::1]:5"),
+        ("[0::0]:5", "[::1]:5"),
         ("10.0.0.1:5", "10.0.0.1:5"),
         ("localhost:5", "localhost:5"),
     ],
