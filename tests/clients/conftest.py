@@ -1,9 +1,10 @@
 """One mesh of real processes for outside clients, clean after each test."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import torch
+from openai import AsyncOpenAI, OpenAI
 
 from tests.integration.processes import Mesh, serving
 from tests.integration.tiny_chat import MODEL_NAME, TinyChat, make_tiny_chat
@@ -29,3 +30,19 @@ def mesh(_served: Mesh) -> Iterator[Mesh]:
     """Two stages; after the test, nothing is left in it."""
     yield _served
     _served.assert_idle()
+
+
+@pytest.fixture
+def client(mesh: Mesh) -> Iterator[OpenAI]:
+    """OpenAI's client, which does not try again by itself."""
+    with OpenAI(base_url=f"http://{mesh.http}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+async def async_client(mesh: Mesh) -> AsyncIterator[AsyncOpenAI]:
+    """The same on asyncio."""
+    async with AsyncOpenAI(
+        base_url=f"http://{mesh.http}/v1", api_key="none", max_retries=0
+    ) as made:
+        yield made

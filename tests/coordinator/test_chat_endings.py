@@ -9,8 +9,7 @@ import pytest
 from coordinator.tokenizer import ChatMessage, Tokenizer
 from protos import inference_pb2
 from runtime.errors import ChatTemplateError
-from runtime.model_config import load_model_config
-from runtime.model_store import resolve_model
+from tests.coordinator.tokenizer_models import load_bundled
 from tests.coordinator.toy_mesh import collect, toy_mesh
 
 TURNS = (
@@ -24,8 +23,7 @@ TURNS = (
 
 @pytest.fixture(scope="module")
 def bundled() -> Tokenizer:
-    folder = resolve_model("smollm2")
-    return Tokenizer.load(folder, load_model_config(folder))
+    return load_bundled()
 
 
 def test_render_chat_of_many_turns_with_a_system_prompt_has_all_of_them(bundled: Tokenizer) -> None:

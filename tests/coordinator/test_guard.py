@@ -5,20 +5,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import httpx
 import pytest
 import structlog
-from google.rpc.error_details_pb2 import RetryInfo
-from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.api_keys import Tenant, add_key
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime.errors import KeyFileError, OpenDoorError
-from tests.coordinator.toy_mesh import ToyMesh, collect, token_request, toy_mesh
+from tests.coordinator.key_file import Keys, bearer, metadata
+from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 
-BODY = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
 PROTECTED = (
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
@@ -30,28 +27,6 @@ PROTECTED = (
 )
 STATE = (("GET", "/metrics"), ("GET", "/sd"), ("GET", "/state"), ("GET", "/version"))
 OPEN = (("GET", "/health"), ("GET", "/ready"), ("GET", "/"), ("GET", "/live/main.js"))
-
-
-class Keys:
-    """A file with the keys of two tenants."""
-
-    def __init__(self, folder: Path, **limits: int) -> None:
-        self.path = folder / "keys.toml"
-        self.alice = add_key(self.path, Tenant("alice", **limits))
-        self.bob = add_key(self.path, Tenant("bob"))
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
-
-
-def metadata(key: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {key}"),)
-
-
-async def error_at(client: httpx.AsyncClient, **options: Any) -> tuple[int, str, httpx.Headers]:
-    response = await client.post("/v1/completions", json=BODY, **options)
-    return response.status_code, response.json()["error"]["code"], response.headers
 
 
 async def test_http_door_wants_a_key_for_everything_but_probes(
@@ -145,76 +120,6 @@ async def test_key_that_is_taken_back_or_added_counts_without_a_restart(
         keys.path.write_text("")
         while (await client.get("/v1/models", headers=bearer(carol))).status_code == 200:
             pass
-
-
-async def test_requests_in_flight_are_limited_for_each_key_on_both_doors(
-    toy_folder: Path, tmp_path: Path
-) -> None:
-    keys = Keys(tmp_path, max_in_flight=1)
-    async with (
-        toy_mesh(toy_folder, api_keys=keys.path, num_workers=0) as mesh,
-        mesh.http() as client,
-    ):
-        await mesh.until(lambda state: state.phase.startswith("waiting"))
-        first = mesh.infer(token_request((5, 6, 7)), metadata=metadata(keys.alice))
-        await mesh.until(lambda state: state.num_waiting == 1)
-        status, code, headers = await error_at(client, headers=bearer(keys.alice))
-        assert (status, code, headers["retry-after"]) == (429, "too_many_in_flight", "1")
-        error = await refused(mesh, keys.alice)
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        other = mesh.infer(token_request((5, 6, 7)), metadata=metadata(keys.bob))
-        await mesh.until(lambda state: state.num_waiting == 2)
-        other.cancel()
-        first.cancel()
-        await mesh.until(lambda state: state.num_waiting == 0)
-
-
-async def refused(mesh: ToyMesh, key: str) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(mesh.infer(token_request((5, 6, 7)), metadata=metadata(key)))
-    return caught.value
-
-
-async def test_tokens_a_minute_are_limited_for_each_key_with_the_time_to_wait(
-    toy_folder: Path, tmp_path: Path
-) -> None:
-    keys = Keys(tmp_path, tokens_per_minute=6)
-    async with (
-        toy_mesh(toy_folder, api_keys=keys.path) as mesh,
-        mesh.http() as client,
-    ):
-        await mesh.until_ready()
-        first = await client.post("/v1/completions", json=BODY, headers=bearer(keys.alice))
-        assert first.json()["usage"]["total_tokens"] == 7
-        status, code, headers = await error_at(client, headers=bearer(keys.alice))
-        assert (status, code) == (429, "token_rate_exceeded")
-        assert 1 <= int(headers["retry-after"]) <= 10
-        error = await refused(mesh, keys.alice)
-        trailer = dict(error.trailing_metadata() or ())
-        details = Status.FromString(bytes(trailer["grpc-status-details-bin"])).details
-        retry = RetryInfo()
-        assert any(detail.Unpack(retry) for detail in details)
-        assert 1 <= retry.retry_delay.seconds <= 10
-        answer = await client.post("/v1/completions", json=BODY, headers=bearer(keys.bob))
-        assert answer.status_code == 200
-
-
-async def test_request_of_one_key_cannot_be_cancelled_with_another(
-    toy_folder: Path, tmp_path: Path
-) -> None:
-    keys = Keys(tmp_path)
-    async with toy_mesh(toy_folder, api_keys=keys.path, num_workers=0) as mesh:
-        await mesh.until(lambda state: state.phase.startswith("waiting"))
-        request = token_request((5, 6, 7))
-        request.request_id = "mine"
-        call = mesh.infer(request, metadata=metadata(keys.alice))
-        await mesh.until(lambda state: state.num_waiting == 1)
-        stub: Any = inference_pb2_grpc.InferenceStub(mesh.channel)
-        cancel = inference_pb2.CancelRequest(request_id="mine")
-        nobodys = await stub.Cancel(cancel, metadata=metadata(keys.bob))
-        mine = await stub.Cancel(cancel, metadata=metadata(keys.alice))
-        assert (nobodys.num_cancelled, mine.num_cancelled) == (0, 1)
-        assert await call.code() is grpc.StatusCode.CANCELLED
 
 
 async def test_neither_keys_nor_prompts_are_logged(toy_folder: Path, tmp_path: Path) -> None:

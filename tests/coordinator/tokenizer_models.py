@@ -8,10 +8,12 @@ from transformers import LlamaTokenizer
 from coordinator.tokenizer import Tokenizer
 from runtime.families import FAMILIES
 from runtime.layer_config import LayerConfig
-from runtime.model_config import ModelConfig
+from runtime.model_config import ModelConfig, load_model_config
+from runtime.model_store import resolve_model
 from runtime.rope_config import RopeConfig
 
 PIECES = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁h", "el", "lo", "▁hel", "▁hello", "ll", "世", "�"]
+NUM_BYTE_FALLBACK = 259 + len(PIECES)
 
 
 def make_config(vocab_size: int) -> ModelConfig:
@@ -58,5 +60,20 @@ def save_byte_fallback(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def load_bundled() -> Tokenizer:
+    folder = resolve_model("smollm2")
+    return Tokenizer.load(folder, load_model_config(folder))
+
+
 def load_byte_fallback(folder: Path, **changes: Any) -> Tokenizer:
     return Tokenizer.load(save_byte_fallback(folder, **changes), make_config(1024))
+
+
+def byte_ids(data: bytes) -> list[int]:
+    """Raw byte tokens of the byte-fallback tokenizer."""
+    return [3 + byte for byte in data]
+
+
+def pieces(*names: str) -> list[int]:
+    """Tokens of the byte-fallback tokenizer by their text."""
+    return [259 + PIECES.index(name) for name in names]

@@ -80,3 +80,13 @@ def toy_answer(prompt: Sequence[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         history.append(toy_top(history, 1)[0][0])
     return history[len(prompt) :]
+
+
+def words(*token_ids: int) -> str:
+    """The text of a prompt."""
+    return " ".join(f"w{token_id}" for token_id in token_ids)
+
+
+def answer_words(*token_ids: int) -> str:
+    """The text behind a prompt: a space stands in front of each word."""
+    return "".join(f" w{token_id}" for token_id in token_ids)

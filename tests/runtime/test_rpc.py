@@ -1,8 +1,6 @@
 """Tests of listening and of errors on the wire, over real servers and channels."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -11,51 +9,22 @@ import pytest
 from google.protobuf.message import DecodeError
 from structlog.testing import capture_logs
 
-from runtime.errors import (
-    DeadlineExceededError,
-    EpochEndedError,
-    InvalidRequestError,
-    PortTakenError,
-    PromptTooLongError,
-    QueueFullError,
-    UnknownModelError,
-)
+from runtime.errors import EpochEndedError, PromptTooLongError, QueueFullError, UnknownModelError
 from runtime.rpc import (
     CHANNEL_OPTIONS,
-    MAX_MESSAGE_BYTES,
     SERVER_OPTIONS,
-    bind,
     dial,
     epoch_end_from_rpc,
     error_from_rpc,
-    make_server,
-    split_address,
 )
-
-Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-@asynccontextmanager
-async def _serving(name: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> AsyncIterator[Any]:
-    """A channel to a server with the one method `/test/<name>` over raw bytes."""
-    server = make_server()
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("test", {name: handler}),)
-    )
-    address = await bind(server, "127.0.0.1:0")
-    await server.start()
-    try:
-        async with dial(address) as channel:
-            yield channel
-    finally:
-        await server.stop(0)
+from tests.runtime.one_method import Context, serving
 
 
 async def _unary_failure(raised: Exception) -> tuple[grpc.StatusCode, str, str]:
     async def handler(request: bytes, context: Context) -> bytes:
         raise raised
 
-    async with _serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
+    async with serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/test/Call")(b"", timeout=10)
     return caught.value.code(), *error_from_rpc(caught.value)
@@ -68,7 +37,7 @@ async def test_end_of_an_epoch_told_over_two_calls_keeps_its_cause() -> None:
         async def handler(request: bytes, context: Context, told: EpochEndedError = told) -> bytes:
             raise told
 
-        async with _serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
+        async with serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary("/test/Call")(b"", timeout=10)
         told = epoch_end_from_rpc(caught.value, who)
@@ -135,7 +104,7 @@ async def test_message_that_is_no_protobuf_is_its_senders_error() -> None:
     )
     for handler in handlers:
         with capture_logs() as logs:
-            async with _serving("Call", handler) as channel:
+            async with serving("Call", handler) as channel:
                 kind = channel.stream_stream if handler.request_streaming else channel.unary_stream
                 call = kind("/test/Call")(iter([b"x"]) if handler.request_streaming else b"x")
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -155,89 +124,6 @@ async def test_error_with_huge_text_is_cut_to_fit_a_trailer() -> None:
     assert 100 < len(message) <= 150
 
 
-async def test_stream_handler_raising_midway_delivers_then_fails() -> None:
-    async def handler(request: bytes, context: Context) -> AsyncIterator[bytes]:
-        yield b"one"
-        yield b"two"
-        raise QueueFullError(num_waiting=1, limit=1)
-
-    async with _serving("Call", grpc.unary_stream_rpc_method_handler(handler)) as channel:
-        call = channel.unary_stream("/test/Call")(b"", timeout=10)
-        received = [await call.read(), await call.read()]
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
-
-    assert received == [b"one", b"two"]
-    assert error_from_rpc(caught.value)[0] == "queue_full"
-
-
-async def test_stream_handler_of_cancelled_call_is_closed_at_once() -> None:
-    closed = asyncio.Event()
-
-    async def handler(request: bytes, context: Context) -> AsyncIterator[bytes]:
-        try:
-            while True:
-                yield bytes(2**20)
-        finally:
-            closed.set()
-
-    async with _serving("Call", grpc.unary_stream_rpc_method_handler(handler)) as channel:
-        call = channel.unary_stream("/test/Call")(b"", timeout=10)
-        await call.read()
-        call.cancel()
-        await asyncio.wait_for(closed.wait(), 10)
-
-
-async def test_stream_whose_write_is_cut_short_ends_without_noise(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    ended = asyncio.Event()
-
-    async def handler(request: bytes, context: Context) -> None:
-        try:
-            async with asyncio.timeout(0.2):
-                while True:
-                    await context.write(bytes(1 << 20))
-        except TimeoutError:
-            raise DeadlineExceededError from None
-        finally:
-            ended.set()
-
-    async with _serving("Call", grpc.unary_stream_rpc_method_handler(handler)) as channel:
-        call = channel.unary_stream("/test/Call")(b"", timeout=10)
-        await ended.wait()
-        call.cancel()
-
-    assert caplog.records == []
-
-
-async def test_bidirectional_handler_that_writes_itself_still_works() -> None:
-    async def handler(requests: AsyncIterator[bytes], context: Context) -> None:
-        async for request in requests:
-            await context.write(request * 2)
-
-    async with _serving("Call", grpc.stream_stream_rpc_method_handler(handler)) as channel:
-        call = channel.stream_stream("/test/Call")(timeout=10)
-        await call.write(b"ab")
-        answer = await call.read()
-        await call.done_writing()
-        end = await call.read()
-
-    assert answer == b"abab"
-    assert end is grpc.aio.EOF
-
-
-async def test_message_of_nearly_the_limit_passes_both_ways() -> None:
-    async def handler(request: bytes, context: Context) -> bytes:
-        return request
-
-    payload = bytes(MAX_MESSAGE_BYTES - 1024)
-    async with _serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
-        answer = await channel.unary_unary("/test/Call")(payload, timeout=30)
-
-    assert answer == payload
-
-
 async def test_call_to_nobody_reports_grpcs_own_status_as_code() -> None:
     async with dial("127.0.0.1:1") as channel:
         call: Any = channel.unary_unary("/test/Call")
@@ -245,39 +131,6 @@ async def test_call_to_nobody_reports_grpcs_own_status_as_code() -> None:
             await call(b"", timeout=10)
 
     assert error_from_rpc(caught.value)[0] == "unavailable"
-
-
-async def test_bind_to_taken_port_raises_with_the_address() -> None:
-    first = make_server()
-    address = await bind(first, "127.0.0.1:0")
-    await first.start()
-    try:
-        with pytest.raises(PortTakenError, match=address):
-            await bind(make_server(), address)
-    finally:
-        await first.stop(0)
-
-
-async def test_bind_to_foreign_address_says_what_is_wrong() -> None:
-    with pytest.raises(PortTakenError, match="Cannot assign requested address"):
-        await bind(make_server(), "192.0.2.1:50050")
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["", "localhost", "localhost:", ":50050", "host:70000", "h:x", "a..b:1", f"{'a' * 64}.org:1"],
-)
-def test_split_address_of_malformed_raises(address: str) -> None:
-    with pytest.raises(InvalidRequestError, match="HOST:PORT"):
-        split_address(address)
-
-
-def test_split_address_of_ipv6_drops_the_brackets() -> None:
-    assert split_address("[::1]:50050") == ("::1", 50050)
-
-
-def test_split_address_of_the_longest_label_and_the_root_is_taken() -> None:
-    assert split_address(f"{'a' * 63}.org.:1") == (f"{'a' * 63}.org.", 1)
 
 
 def test_keepalive_of_both_ends_agrees() -> None:

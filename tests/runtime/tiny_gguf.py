@@ -11,6 +11,8 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from runtime.gguf_conversion import convert_gguf
+
 CORPUS = ["hello world, hello there", "the quick brown fox", "naïve café 世界 😀", "1234 5678"] * 4
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -166,3 +168,10 @@ def _permuted(name: str, weights: npt.NDArray[np.float32], config: Any) -> npt.N
         return weights
     halves = weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, *weights.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
+
+
+def convert(file: Path, folder: Path) -> Path:
+    """Converts a .gguf file into a folder that it makes."""
+    folder.mkdir()
+    convert_gguf(file, folder, lambda done, total: None)
+    return folder

@@ -11,7 +11,8 @@ from runtime.errors import (
 )
 from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from scheduler import FinishReason, FixedPolicy, Scheduler
-from tests.scheduler.mesh_model import VOCAB_SIZE, Mesh, answer, make_limits, make_request
+from tests.scheduler.mesh_model import Mesh, answer, make_limits, make_request
+from tests.scheduler.stage_model import VOCAB_SIZE
 
 
 def test_schedule_nothing_to_do_returns_none() -> None:

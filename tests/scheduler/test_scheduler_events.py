@@ -6,7 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtime.errors import NeverFitsError, PromptTooLongError, QueueFullError
 from scheduler import SchedulerLimits
-from tests.scheduler.mesh_model import VOCAB_SIZE, Mesh, make_request
+from tests.scheduler.mesh_model import Mesh, make_request
+from tests.scheduler.stage_model import VOCAB_SIZE
 
 MAX_MODEL_LEN = 40
 
