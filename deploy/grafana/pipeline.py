@@ -1,4 +1,4 @@
-"""The dashboard *pipeline*: where the time of every stage goes, the links, steps and scheduler."""
+"""The dashboard *pipeline*: where the time of stages and ranks goes, links, steps, scheduler."""
 
 from deploy.grafana.panels import (
     RATE,
@@ -23,6 +23,18 @@ _STAGES = (
     ),
     gauge("Stages that serve", "short", "stage_up", "replica {{replica}} stage {{stage}}"),
     gauge("Layers", "short", "stage_layers", "replica {{replica}} stage {{stage}}"),
+)
+
+_RANKS = (
+    per_second("A rank computing", "worker_compute_seconds", "percentunit", "worker", "{{worker}}"),
+    per_second(
+        "A rank waiting for the stage's others",
+        "worker_wait_seconds",
+        "percentunit",
+        "worker",
+        "{{worker}}",
+    ),
+    per_second("A rank's activations", "worker_sent_bytes", "Bps", "worker", "{{worker}}"),
 )
 
 _LINKS = (
@@ -95,5 +107,11 @@ _SCHEDULER = (
 PIPELINE = Dashboard(
     "stagemesh-pipeline",
     "stagemesh: pipeline",
-    (("Stages", _STAGES), ("Links", _LINKS), ("Steps", _STEPS), ("Scheduler", _SCHEDULER)),
+    (
+        ("Stages", _STAGES),
+        ("Ranks", _RANKS),
+        ("Links", _LINKS),
+        ("Steps", _STEPS),
+        ("Scheduler", _SCHEDULER),
+    ),
 )

@@ -33,8 +33,10 @@ REQUEST = GenerationRequest(
 )
 # So long that a worker can be lost in its middle.
 LONG_REQUEST = replace(REQUEST, max_tokens=400)
-NUM_REPLICAS, NUM_STAGES = 2, 2
-NUM_TARGETS = 1 + NUM_REPLICAS * NUM_STAGES
+NUM_REPLICAS = 2
+# The ranks of each stage.
+RANKS = (2, 1)
+NUM_TARGETS = 1 + NUM_REPLICAS * sum(RANKS)
 WAIT_SECONDS = 180.0
 PICTURES = os.environ.get("STAGEMESH_PICTURES")
 # Load after the worker's death, for the pictures.
@@ -52,10 +54,10 @@ def _tools() -> None:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """Two replicas of two stages of a tiny model."""
+    """Two replicas of two stages of a tiny model, the first of two ranks."""
     model = make_tiny_chat(tmp_path_factory.mktemp("models") / MODEL_NAME)
-    plan = ("--dp", str(NUM_REPLICAS), "--pp", str(NUM_STAGES), "--kv-memory", "64MiB")
-    with serving(str(model.model.folder), *plan) as one:
+    split = ("--dp", str(NUM_REPLICAS), "--pp", str(len(RANKS)), "--tp", ",".join(map(str, RANKS)))
+    with serving(str(model.model.folder), *split, "--kv-memory", "64MiB") as one:
         yield one
         one.stop()
 
@@ -136,6 +138,10 @@ def test_every_panel_has_data(watcher: Prometheus) -> None:
 def test_refusal_death_and_handover_can_be_seen(watcher: Prometheus) -> None:
     for name in ("requests_rejected", "epoch_ends", "handovers"):
         assert sum(watcher.numbers(f"stagemesh_{name}_total")) > 0, name
+
+
+def test_ranks_of_a_stage_that_wait_for_each_other_can_be_seen(watcher: Prometheus) -> None:
+    assert sum(watcher.numbers("stagemesh_worker_wait_seconds_total")) > 0
 
 
 def test_every_alert_rule_is_evaluated_and_none_fires(watcher: Prometheus) -> None:
