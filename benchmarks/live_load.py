@@ -14,9 +14,8 @@ from simulator.pipeline import LinkSpec, PipelineSpec, layer_shares
 from simulator.replay import Replay, ReplayOptions, RunResult
 from simulator.traces import Trace, TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, MeshState, TokenIds
-from stagemesh.cli.launching import coordinator_options
-from stagemesh.cli.options import AddressOptions, BatchingOptions, PlanOptions
-from stagemesh.cli.security import AccessOptions
+from stagemesh.cli.launching import MeshOptions, coordinator_options
+from stagemesh.cli.options import BatchingOptions, PlanOptions
 
 HOP_SECONDS = 0.0007
 """One hop between two processes of this machine, as `benchmarks.hop` measures small steps."""
@@ -86,9 +85,8 @@ def make_replay(
     on_token: Callable[[int, float], None] | None = None,
 ) -> Replay:
     """A replay of a trace on a simulated mesh like the one that runs."""
-    plan = PlanOptions(pp=len(layers))
-    batching = BatchingOptions(policy=policy)
-    options = coordinator_options("", plan, batching, AddressOptions(), AccessOptions())
+    mesh = MeshOptions(PlanOptions(pp=len(layers)), BatchingOptions(policy=policy))
+    options = coordinator_options("", mesh)
     limits = SchedulerLimits(
         num_blocks=pace.num_kv_blocks,
         block_size=options.block_size,

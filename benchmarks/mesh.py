@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from stagemesh import AsyncClient
-from stagemesh.cli.launching import make_launch_plan
+from stagemesh.cli.launching import MeshOptions, make_launch_plan
 from stagemesh.cli.options import (
     AddressOptions,
     BatchingOptions,
@@ -14,7 +14,6 @@ from stagemesh.cli.options import (
     LogOptions,
     PlanOptions,
 )
-from stagemesh.cli.security import AccessOptions
 from stagemesh.launcher import LaunchPlan, local_mesh
 
 UNCACHED: Final = BatchingOptions(prefix_cache="off")
@@ -38,15 +37,9 @@ async def launched_mesh(
     model: str, plan: PlanOptions, batching: BatchingOptions, device: DeviceOptions
 ) -> AsyncIterator[LaunchPlan]:
     """A mesh that serves, as what it was started from: its doors' addresses."""
-    launch_plan = make_launch_plan(
-        model,
-        plan,
-        batching,
-        device,
-        AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0"),
-        AccessOptions(),
-        LogOptions(),
-    )
+    addresses = AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0")
+    mesh_options = MeshOptions(plan, batching, addresses)
+    launch_plan = make_launch_plan(model, mesh_options, device, LogOptions())
     async with local_mesh(launch_plan, lambda line: print(line, file=sys.stderr)) as mesh:
         await mesh.until_ready(lambda state: None)
         yield launch_plan

@@ -19,15 +19,13 @@ from benchmarks import command
 from benchmarks.command import whole
 from runtime.logs import configure_logging
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
-from stagemesh.cli.launching import make_launch_plan
+from stagemesh.cli.launching import MeshOptions, make_launch_plan
 from stagemesh.cli.options import (
     AddressOptions,
-    BatchingOptions,
     DeviceOptions,
     LogOptions,
     PlanOptions,
 )
-from stagemesh.cli.security import AccessOptions
 from stagemesh.fleet import RestartPolicy
 from stagemesh.launcher import local_mesh
 from stagemesh.state import MeshState
@@ -38,15 +36,10 @@ _BEGUN_TOKENS = 8
 @asynccontextmanager
 async def mesh_with_standby(model: str, num_kills: int) -> AsyncIterator[AsyncClient]:
     """A client of a mesh of two stages and three workers, whose dead are replaced every time."""
-    plan = make_launch_plan(
-        model,
-        PlanOptions(pp=2),
-        BatchingOptions(),
-        DeviceOptions(threads=1),
-        AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0"),
-        AccessOptions(),
-        LogOptions(log_level="error"),
-    )
+    addresses = AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0")
+    mesh_options = MeshOptions(PlanOptions(pp=2), addresses=addresses)
+    logs = LogOptions(log_level="error")
+    plan = make_launch_plan(model, mesh_options, DeviceOptions(threads=1), logs)
     plan = replace(plan, workers=replace(plan.workers, num_workers=3))
     restarts = RestartPolicy(max_restarts=num_kills, first_delay_seconds=0.1, healthy_seconds=0.0)
     async with local_mesh(plan, lambda line: print(line, file=sys.stderr), restarts) as mesh:

@@ -4,20 +4,20 @@ It puts nothing in line; `admission.py` does.
 """
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from coordinator.answer_text import AnswerText
 from coordinator.detokenizer import Detokenizer
 from coordinator.generation import Generation
 from coordinator.output import OutputStream
 from coordinator.quotas import Account
-from coordinator.requests import GenerationRequest, SchedulingOptions
+from coordinator.requests import GenerationRequest
 from coordinator.served_model import ServedModel
 from coordinator.slot_sampling import slot_sampling
 from coordinator.stop_strings import StopStrings
 from runtime.errors import InvalidRequestError
+from runtime.step import SlotSampling
 from scheduler import SequenceRequest
 
 
@@ -49,7 +49,6 @@ def make_generations(
     """
     request, num_choices = tokenized.request, tokenized.request.num_choices
     stop_ids = _stop_ids(request, model)
-    make_sequence = _sequence_maker(request.scheduling, asker)
     seeds = tuple(_seed(request) for _ in tokenized.prompts)
     output = OutputStream(seeds, num_choices, tuple(map(len, tokenized.prompts)))
     generations = []
@@ -60,14 +59,7 @@ def make_generations(
             slot_sampling(request, seeds[index], choice, stop_ids, len(prompt)),
             grammar=tokenized.grammar,
         )
-        sequence = make_sequence(
-            sequence_id=next(sequence_ids),
-            prompt_ids=prompt,
-            sampling=sampling,
-            max_tokens=tokenized.max_tokens[index],
-            stop_ids=stop_ids,
-            reads_prefix_cache=sampling.num_prompt_logprobs is None,
-        )
+        sequence = _make_sequence(next(sequence_ids), tokenized, index, sampling, stop_ids, asker)
         stops = StopStrings(request.stop, request.include_stop)
         detokenizer = Detokenizer(model.tokenizer, prompt)
         text = AnswerText(detokenizer, stops, request.min_tokens)
@@ -80,17 +72,30 @@ def _seed(request: GenerationRequest) -> int:
     return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
 
 
-def _sequence_maker(scheduling: SchedulingOptions, asker: Asker) -> Callable[..., SequenceRequest]:
-    """Makes sequences that all have the same wishes about their turn."""
-    timeout = scheduling.timeout_seconds
-    return partial(
-        SequenceRequest,
+def _make_sequence(
+    sequence_id: int,
+    tokenized: Tokenized,
+    index: int,
+    sampling: SlotSampling,
+    stop_ids: frozenset[int],
+    asker: Asker,
+) -> SequenceRequest:
+    """A choice of the prompt at `index`, with the client's wishes about its turn."""
+    wishes = tokenized.request.scheduling
+    timeout = wishes.timeout_seconds
+    return SequenceRequest(
+        sequence_id=sequence_id,
+        prompt_ids=tokenized.prompts[index],
+        sampling=sampling,
+        max_tokens=tokenized.max_tokens[index],
+        stop_ids=stop_ids,
         arrival=asker.arrival,
-        cache_salt=scheduling.cache_salt,
-        priority=scheduling.priority,
+        cache_salt=wishes.cache_salt,
+        reads_prefix_cache=sampling.num_prompt_logprobs is None,
+        priority=wishes.priority,
         tenant=asker.tenant,
-        ttft_target_seconds=scheduling.ttft_target_seconds,
-        tpot_target_seconds=scheduling.tpot_target_seconds,
+        ttft_target_seconds=wishes.ttft_target_seconds,
+        tpot_target_seconds=wishes.tpot_target_seconds,
         deadline=None if timeout is None else asker.arrival + timeout,
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from runtime.logs import configure_logging
-from stagemesh.cli.launching import check_options, coordinator_options
+from stagemesh.cli.launching import MeshOptions, check_options, coordinator_options
 from stagemesh.cli.option_types import ExitWithParent
 from stagemesh.cli.options import (
     ADDRESS_DEFAULTS,
@@ -61,9 +61,8 @@ def coordinator(
     from coordinator.server import run_coordinator
 
     configure_logging("coordinator", logs.log_level, logs.log_json)
-    options = coordinator_options(
-        model, plan, batching, addresses, access, mesh_security, door_security, life
-    )
+    mesh = MeshOptions(plan, batching, addresses, access, mesh_security, door_security, life)
+    options = coordinator_options(model, mesh)
     with ProgressView(Console(stderr=True)) as progress:
         check_options(options, progress)
     if exit_with_parent:

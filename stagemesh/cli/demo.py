@@ -2,10 +2,14 @@
 
 from rich.console import Console
 
-from stagemesh.cli.launching import check_options, coordinator_options, make_launch_plan
+from stagemesh.cli.launching import (
+    MeshOptions,
+    check_options,
+    coordinator_options,
+    make_launch_plan,
+)
 from stagemesh.cli.option_types import Positive
 from stagemesh.cli.options import (
-    BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
     LOG_DEFAULTS,
     AddressOptions,
@@ -13,7 +17,6 @@ from stagemesh.cli.options import (
     LogOptions,
     PlanOptions,
 )
-from stagemesh.cli.security import ACCESS_DEFAULTS
 from stagemesh.demo import Demo
 from stagemesh.interrupts import run_interruptible
 from stagemesh.progress import ProgressView
@@ -46,9 +49,8 @@ def demo(
         Tokens to generate at most.
     """
     news = Console(stderr=True)
-    plan, batching, addresses = PlanOptions(pp=pp), BATCHING_DEFAULTS, _FREE_ADDRESSES
-    access = ACCESS_DEFAULTS
-    launch_plan = make_launch_plan(model, plan, batching, device, addresses, access, logs)
+    mesh = MeshOptions(PlanOptions(pp=pp), addresses=_FREE_ADDRESSES)
+    launch_plan = make_launch_plan(model, mesh, device, logs)
     with ProgressView(news) as progress:
-        check_options(coordinator_options(model, plan, batching, addresses, access), progress)
+        check_options(coordinator_options(model, mesh), progress)
     run_interruptible(Demo(launch_plan, prompt, max_tokens, Console(), news).run)

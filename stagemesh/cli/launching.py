@@ -1,7 +1,7 @@
 """Owns the way from options to processes on this machine, for the commands that start a mesh."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 from coordinator.exposure import check_access
 from coordinator.options import CoordinatorOptions
@@ -15,7 +15,10 @@ from runtime.model_store import resolve_model
 from runtime.tls import Role
 from stagemesh.cli.arguments import as_arguments
 from stagemesh.cli.options import (
+    ADDRESS_DEFAULTS,
+    BATCHING_DEFAULTS,
     LIFE_DEFAULTS,
+    PLAN_DEFAULTS,
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
@@ -25,6 +28,7 @@ from stagemesh.cli.options import (
     StopOptions,
 )
 from stagemesh.cli.security import (
+    ACCESS_DEFAULTS,
     DOOR_SECURITY_DEFAULTS,
     MESH_SECURITY_DEFAULTS,
     AccessOptions,
@@ -42,18 +46,28 @@ FIRST_WORKER_ADDRESS = "127.0.0.1:50100"
 PROCESS_BYTES = 300 * 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """The groups of options that say what a mesh is to be, of a command that starts one."""
+
+    plan: PlanOptions = PLAN_DEFAULTS
+    batching: BatchingOptions = BATCHING_DEFAULTS
+    addresses: AddressOptions = ADDRESS_DEFAULTS
+    access: AccessOptions = ACCESS_DEFAULTS
+    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS
+    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS
+    life: LifeOptions = LIFE_DEFAULTS
+
+    @property
+    def groups(self) -> tuple[object, ...]:
+        """All of them, in order."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
 # Longer than other functions: a line for each option.
-def coordinator_options(
-    model: str,
-    plan: PlanOptions,
-    batching: BatchingOptions,
-    addresses: AddressOptions,
-    access: AccessOptions,
-    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
-    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
-    life: LifeOptions = LIFE_DEFAULTS,
-) -> CoordinatorOptions:
+def coordinator_options(model: str, mesh: MeshOptions) -> CoordinatorOptions:
     """What the command line says, in the coordinator's own words; raises `CertificateError`."""
+    plan, batching, addresses, access = mesh.plan, mesh.batching, mesh.addresses, mesh.access
     return CoordinatorOptions(
         model=model,
         grpc=addresses.grpc,
@@ -84,11 +98,11 @@ def coordinator_options(
         protect_state=access.protect_state,
         key_max_in_flight=access.key_max_in_flight,
         key_tokens_per_minute=access.key_tokens_per_minute,
-        mesh_tls=mesh_security.tls(Role.COORDINATOR),
-        is_mesh_insecure=mesh_security.insecure_mesh,
-        door_tls=door_security.tls(),
-        grace_seconds=life.grace,
-        replan_seconds=life.replan_after,
+        mesh_tls=mesh.mesh_security.tls(Role.COORDINATOR),
+        is_mesh_insecure=mesh.mesh_security.insecure_mesh,
+        door_tls=mesh.door_security.tls(),
+        grace_seconds=mesh.life.grace,
+        replan_seconds=mesh.life.replan_after,
     )
 
 
@@ -105,18 +119,8 @@ def check_options(options: CoordinatorOptions, progress: ProgressView) -> None:
     plan_replica(options, config, checkpoint.fingerprint, replica=0)
 
 
-# Longer than other functions: its parameters are the command's groups of options.
 def make_launch_plan(
-    model: str,
-    plan: PlanOptions,
-    batching: BatchingOptions,
-    device: DeviceOptions,
-    addresses: AddressOptions,
-    access: AccessOptions,
-    logs: LogOptions,
-    mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
-    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
-    life: LifeOptions = LIFE_DEFAULTS,
+    model: str, mesh: MeshOptions, device: DeviceOptions, logs: LogOptions
 ) -> LaunchPlan:
     """The processes to start.
 
@@ -124,36 +128,41 @@ def make_launch_plan(
     `PortTakenError` if a door's address is in use, `InvalidRequestError` for a device, a backend
     or a number of workers that this machine cannot have, and `CertificateError`.
     """
-    mesh_security.tls(Role.WORKER)
-    _check_memory(batching.kv_memory, plan.num_workers)
+    num_workers, life, security = mesh.plan.num_workers, mesh.life, mesh.mesh_security
+    security.tls(Role.WORKER)
+    _check_memory(mesh.batching.kv_memory, num_workers)
     gpus = gpus_for(device.device)
-    _check_gpus(device.device, plan.backend, gpus)
+    _check_gpus(device.device, mesh.plan.backend, gpus)
+    doors = _reserved(mesh.addresses)
+    mesh = replace(mesh, addresses=doors)
+    device = shared_out(device, num_workers, gpus)
+    return LaunchPlan(
+        coordinator=("coordinator", model, *as_arguments(*mesh.groups, logs)),
+        workers=FleetPlan(
+            arguments=(
+                *("worker", "--coordinator", dialable(doors.mesh)),
+                *as_arguments(device, StopOptions(grace=life.grace), logs, security),
+            ),
+            num_workers=num_workers,
+            first_address=FIRST_WORKER_ADDRESS,
+            devices=gpus,
+            reserved=(doors.grpc, doors.http, doors.mesh),
+        ),
+        target=dialable(doors.grpc),
+        http=dialable(doors.http),
+        mesh=dialable(doors.mesh),
+        mesh_tls=security.tls(Role.COORDINATOR),
+        is_door_tls=mesh.door_security.tls() is not None,
+        grace_seconds=life.grace,
+    )
+
+
+def _reserved(addresses: AddressOptions) -> AddressOptions:
+    """The same doors, each at a port that is free and no other's."""
     grpc = reserve(addresses.grpc, "--grpc")
     http = reserve(addresses.http, "--http", taken=(grpc,))
     mesh = reserve(addresses.mesh, "--mesh", taken=(grpc, http))
-    addresses = replace(addresses, grpc=grpc, http=http, mesh=mesh)
-    device = shared_out(device, plan.num_workers, gpus)
-    stop = StopOptions(grace=life.grace)
-    coordinator = (plan, batching, addresses, access, logs, mesh_security, door_security, life)
-    return LaunchPlan(
-        coordinator=("coordinator", model, *as_arguments(*coordinator)),
-        workers=FleetPlan(
-            arguments=(
-                *("worker", "--coordinator", dialable(mesh)),
-                *as_arguments(device, stop, logs, mesh_security),
-            ),
-            num_workers=plan.num_workers,
-            first_address=FIRST_WORKER_ADDRESS,
-            devices=gpus,
-            reserved=(grpc, http, mesh),
-        ),
-        target=dialable(grpc),
-        http=dialable(http),
-        mesh=dialable(mesh),
-        mesh_tls=mesh_security.tls(Role.COORDINATOR),
-        is_door_tls=door_security.tls() is not None,
-        grace_seconds=life.grace,
-    )
+    return replace(addresses, grpc=grpc, http=http, mesh=mesh)
 
 
 def shared_out(device: DeviceOptions, num_workers: int, gpus: tuple[str, ...]) -> DeviceOptions:

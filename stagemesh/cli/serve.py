@@ -5,7 +5,12 @@ from functools import partial
 from rich.console import Console
 
 from simulator.pacing import read_pace
-from stagemesh.cli.launching import check_options, coordinator_options, make_launch_plan
+from stagemesh.cli.launching import (
+    MeshOptions,
+    check_options,
+    coordinator_options,
+    make_launch_plan,
+)
 from stagemesh.cli.options import (
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
@@ -64,14 +69,10 @@ def serve(
     console = Console(stderr=True)
     if device.paced is not None:
         read_pace(device.paced)  # what is wrong with it is said before anything starts
-    launch_plan = make_launch_plan(
-        model, plan, batching, device, addresses, access, logs, mesh_security, door_security, life
-    )
+    mesh = MeshOptions(plan, batching, addresses, access, mesh_security, door_security, life)
+    launch_plan = make_launch_plan(model, mesh, device, logs)
     with ProgressView(console) as progress:
-        options = coordinator_options(
-            model, plan, batching, addresses, access, mesh_security, door_security, life
-        )
-        check_options(options, progress)
+        check_options(coordinator_options(model, mesh), progress)
     try:
         run_interruptible(partial(_serve, launch_plan, console))
     except KeyboardInterrupt:

@@ -13,15 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import LaunchError
-from stagemesh.cli.launching import make_launch_plan
+from stagemesh.cli.launching import MeshOptions, make_launch_plan
 from stagemesh.cli.options import (
-    BATCHING_DEFAULTS,
     DEVICE_DEFAULTS,
     LOG_DEFAULTS,
     AddressOptions,
     PlanOptions,
 )
-from stagemesh.cli.security import ACCESS_DEFAULTS
 from stagemesh.launcher import local_mesh
 from stagemesh.ports import reserve
 from tests.integration.processes import leaving_no_child, run_command, running_command
@@ -145,15 +143,8 @@ async def test_mesh_with_a_worker_that_refuses_says_why(folder: Path, tmp_path: 
     tensors[TENSOR] += 1
     save_file(tensors, other / WEIGHTS)
     addresses = AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0")
-    plan = make_launch_plan(
-        str(folder),
-        PlanOptions(pp=2),
-        BATCHING_DEFAULTS,
-        DEVICE_DEFAULTS,
-        addresses,
-        ACCESS_DEFAULTS,
-        LOG_DEFAULTS,
-    )
+    mesh_options = MeshOptions(PlanOptions(pp=2), addresses=addresses)
+    plan = make_launch_plan(str(folder), mesh_options, DEVICE_DEFAULTS, LOG_DEFAULTS)
     arguments = (*plan.workers.arguments, "--model-path", str(other))
     plan = replace(plan, workers=replace(plan.workers, arguments=arguments))
     with (
