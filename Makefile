@@ -45,11 +45,10 @@ test-fuzz: $(READY)
 
 test-ops: $(READY)
 	@scripts/ops-tools
-	@$(VENV)/bin/pytest tests/ops/ops_suite.py tests/ops/live_page_suite.py
+	@$(VENV)/bin/pytest --verbose tests/ops/ops_suite.py tests/ops/live_page_suite.py
 
 test-faults: $(READY)
-	@$(VENV)/bin/pytest --verbose --override-ini console_output_style=count --durations 10 \
-		tests/faults/test_*.py tests/faults/*_suite.py
+	@$(VENV)/bin/pytest $(PARALLEL) --verbose --durations 10 tests/faults/*_suite.py
 
 soak: $(READY)
 	@$(VENV)/bin/python -m tests.faults.soak

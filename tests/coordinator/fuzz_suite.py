@@ -4,26 +4,29 @@ STAGEMESH_FUZZ_SEED makes it ask others.
 """
 
 import os
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.coordinator.fuzz import fuzz_grpc, fuzz_http
-from tests.coordinator.toy_mesh import toy_mesh
+from tests.coordinator.toy_mesh import ToyMesh, toy_mesh
 
 pytestmark = pytest.mark.timeout(600)
 
-NUM_REQUESTS = 10_000
+NUM_REQUESTS, NUM_AT_A_TIME = 10_000, 1_000
 SEED = int(os.environ.get("STAGEMESH_FUZZ_SEED", "10"))
 
+Fuzz = Callable[[ToyMesh, int, int], Coroutine[Any, Any, Counter[Any]]]
 
-async def test_ten_thousand_random_bodies_never_fail(toy_folder: Path) -> None:
+
+@pytest.mark.parametrize("fuzz", [fuzz_http, fuzz_grpc], ids=["http", "grpc"])
+async def test_ten_thousand_random_requests_never_fail(fuzz: Fuzz, toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        print(await fuzz_http(mesh, NUM_REQUESTS, SEED))  # noqa: T201 - shown by -s
-
-
-async def test_ten_thousand_random_messages_never_fail(toy_folder: Path) -> None:
-    async with toy_mesh(toy_folder) as mesh:
-        await mesh.until_ready()
-        print(await fuzz_grpc(mesh, NUM_REQUESTS, SEED))  # noqa: T201 - shown by -s
+        for number in range(0, NUM_REQUESTS, NUM_AT_A_TIME):
+            statuses = await fuzz(mesh, NUM_AT_A_TIME, SEED + number)
+            line = f"{number + NUM_AT_A_TIME} of {NUM_REQUESTS}: {dict(statuses)}"
+            print(line, flush=True)  # noqa: T201 - shown by -s
