@@ -77,9 +77,11 @@ class ConfigFields:
         return value
 
     def integer_or_none(self, name: str) -> int | None:
+        """As `integer`; None where the field is absent or null."""
         return None if self.values.get(name) is None else self.integer(name)
 
     def positive_or_none(self, name: str) -> float | None:
+        """As `positive`; None where the field is absent or null."""
         return None if self.values.get(name) is None else self.positive(name)
 
     def section(self, name: str) -> "ConfigFields":

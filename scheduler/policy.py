@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.step import SequenceChunk
 from scheduler.feedback import SentStep, StageRecord, StepWork
 from scheduler.insight import SchedulerInsight
 from scheduler.limits import SchedulerLimits
@@ -47,10 +46,6 @@ class MicrobatchView(Protocol):
     """A microbatch in the making, read only."""
 
     @property
-    def chunks(self) -> Sequence[SequenceChunk]:
-        """What it holds so far, decodes first."""
-
-    @property
     def num_tokens(self) -> int:
         """Rows of it so far."""
 
@@ -74,7 +69,6 @@ class SchedulerView:
     in_flight: Sequence[SentStep]
     num_decoding: int
     num_blocks_free: int
-    num_slots_free: int
     ready: Sequence[SequenceView]
     prefilling: Sequence[SequenceView]
     waiting: Sequence[SequenceView]

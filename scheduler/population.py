@@ -100,7 +100,6 @@ class Population:
             in_flight=in_flight,
             num_decoding=len(ready) + self.queues.count(Phase.SAMPLING),
             num_blocks_free=self.residences.num_blocks_free,
-            num_slots_free=self.residences.num_slots_free,
             ready=ready,
             prefilling=self.queues.by_urgency(Phase.PREFILL),
             waiting=line.waiting,

@@ -1,9 +1,9 @@
 """Owns what runs when on one replica: a pure state machine of requests, results and steps.
 
-`add`, `resume`, `withdraw`, `cancel`, `update`, `observe` and `restart` are its events, `schedule`
-its only output. It reads no clock, environment or random source and does no I/O, so equal calls
-give equal steps. The contract schedule() -> step, update(step, results) follows vLLM v1's scheduler
-core; events in, instructions out follows dask's worker state machine.
+`add`, `resume`, `withdraw`, `cancel`, `score`, `update`, `observe`, `isolate` and `restart` are its
+events, `schedule` its only output. It reads no clock, environment or random source and does no I/O,
+so equal calls give equal steps. The contract schedule() -> step, update(step, results) follows vLLM
+v1's scheduler core; events in, instructions out follows dask's worker state machine.
 """
 
 from collections.abc import Iterable, Sequence

@@ -34,7 +34,6 @@ def view(
         in_flight=(),
         num_decoding=len(ready),
         num_blocks_free=num_blocks_free,
-        num_slots_free=8,
         ready=ready,
         prefilling=prefilling,
         waiting=waiting,

@@ -27,7 +27,6 @@ def make_view(
         in_flight=tuple(SentStep(i, StepWork(), 0.0, i) for i in range(num_in_flight)),
         num_decoding=num_ready if num_decoding is None else num_decoding,
         num_blocks_free=100,
-        num_slots_free=100,
         ready=sequences[:num_ready],
         prefilling=(),
         waiting=sequences[num_ready:],
