@@ -64,7 +64,6 @@ class MeshOptions:
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
-# Longer than other functions: a line for each option.
 def coordinator_options(model: str, mesh: MeshOptions) -> CoordinatorOptions:
     """What the command line says, in the coordinator's own words; raises `CertificateError`."""
     plan, batching, addresses, access = mesh.plan, mesh.batching, mesh.addresses, mesh.access
