@@ -114,9 +114,12 @@ def read_key_file(path: Path, defaults: Tenant = ANONYMOUS) -> dict[str, Tenant]
     """The tenants by the hashes of their keys; raises `KeyFileError`."""
     try:
         tables = tomllib.loads(path.read_text())
-    except OSError as error:
+    except FileNotFoundError as error:
         hint = f"stagemesh keys add NAME --api-keys {path} makes one"
-        raise KeyFileError(path=str(path), problem=f"{error.strerror}; {hint}") from error
+        raise KeyFileError(path=str(path), problem=f"there is no such file; {hint}") from error
+    except OSError as error:
+        unread = f"it cannot be read: {error.strerror}; name a file"
+        raise KeyFileError(path=str(path), problem=unread) from error
     except ValueError as error:
         raise KeyFileError(path=str(path), problem=f"it is not TOML: {error}") from error
     tenants: dict[str, Tenant] = {}
@@ -152,7 +155,8 @@ def add_key(path: Path, tenant: Tenant) -> str:
         with path.open("a") as file:
             file.write("\n" * is_open_ended + "\n".join(lines) + "\n\n")
     except OSError as error:
-        raise KeyFileError(path=str(path), problem=str(error.strerror)) from error
+        problem = f"it cannot be written: {error.strerror}; name a file in a folder that is there"
+        raise KeyFileError(path=str(path), problem=problem) from error
     return key
 
 

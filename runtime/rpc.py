@@ -28,6 +28,11 @@ _LABEL = r"[\w-]{1,63}"
 _HOST: Final = re.compile(rf"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|{_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 
+# What gRPC says of an address at which it found nobody; what TLS says is worth its length.
+_TRIED: Final = re.compile(
+    r"(failed to connect to all addresses|errors resolving)(?!.*handshake).*: (?P<reason>[\w ]+)\]?"
+)
+
 # A peer that is dead is noticed in their sum, also where nothing is sent; one that stands still for
 # less than the second one is waited for. An answer to a ping waits behind up to some 2 MiB that are
 # on their way, so links must bring these in that time.
@@ -163,14 +168,19 @@ async def open_socket(address: str) -> socket.socket:
     return bound
 
 
-def error_from_rpc(exc: grpc.aio.AioRpcError) -> tuple[str, str]:
-    """Code and message of a failed call; from gRPC itself, the code is the status's name."""
+def error_from_rpc(exc: grpc.aio.AioRpcError | grpc.Call) -> tuple[str, str]:
+    """Code and message of a failed call; from gRPC itself, the code is the status's name.
+
+    Where nobody answered, the message is why, without how often and where gRPC has tried.
+    """
     metadata = exc.trailing_metadata() or ()
     code = next((str(value) for key, value in metadata if key == CODE_KEY), None)
-    return code or exc.code().name.lower(), exc.details() or exc.code().name
+    details = exc.details() or exc.code().name
+    tried = _TRIED.fullmatch(details)
+    return code or exc.code().name.lower(), tried["reason"] if tried else details
 
 
-def details_from_rpc(exc: grpc.aio.AioRpcError) -> bytes:
+def details_from_rpc(exc: grpc.aio.AioRpcError | grpc.Call) -> bytes:
     """The `google.rpc.Status` of a failed call, serialized; empty where there is none."""
     return bytes(dict(exc.trailing_metadata() or ()).get(DETAILS_KEY, b""))
 

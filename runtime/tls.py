@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 AUTHORITY_FILE: Final = "ca.pem"
+_CERTIFICATE_BEGINS: Final = b"-----BEGIN CERTIFICATE-----"
 # `.internal` is nobody's on the public internet, and will not be.
 _DOMAIN: Final = "stagemesh.internal"
 
@@ -135,8 +136,14 @@ class DoorTls:
 
 
 def trusting(authority: Path) -> ChannelTls:
-    """How to dial a TLS door whose certificate `authority` vouches for, for the address's host."""
-    return ChannelTls(grpc.ssl_channel_credentials(read_pem(authority)))
+    """How to dial a TLS door whose certificate `authority` vouches for, for the address's host.
+
+    Raises `CertificateError`.
+    """
+    pem = read_pem(authority)
+    if _CERTIFICATE_BEGINS not in pem:
+        raise CertificateError(path=str(authority), problem="there is no certificate in it")
+    return ChannelTls(grpc.ssl_channel_credentials(pem))
 
 
 def check_mesh_address(address: str, option: str, tls: MeshTls | None, is_insecure: bool) -> None:

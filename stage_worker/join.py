@@ -165,7 +165,8 @@ async def _membership(
     async with rpc.dial(coordinator, tls) as channel:
         call: _JoinCall = mesh_pb2_grpc.MeshStub(channel).Join()
         try:
-            await _write(call, mesh_pb2.WorkerMessage(hello=hello))
+            with suppress(_MembershipLostError):  # reading says why, a write that fails does not
+                await _write(call, mesh_pb2.WorkerMessage(hello=hello))
             answer = await _read(call, _WELCOME_SECONDS)
             if answer.HasField("refusal"):
                 raise WorkerRefusedError(worker=hello.address, reason=answer.refusal.reason)

@@ -51,7 +51,8 @@ def make_certificates(folder: Path, request: NodeRequest, *, is_renewal: bool) -
     """Writes `folder`/NODE with `ca.pem` and a pair for each role; the files that were written.
 
     Makes the authority in `folder` if there is none. Raises `InvalidRequestError` where a file is
-    in the way or cannot be written, and `CertificateError` for an authority that cannot be used.
+    in the way, cannot be written or is not there to be renewed, and `CertificateError` for an
+    authority that cannot be used.
     """
     request.check()
     home = folder / request.node
@@ -70,6 +71,9 @@ def _make_certificates(
         path = home / f"{role}.pem"
         if path.exists() and not is_renewal:
             problem = "it exists; give --renew to replace it, or another --node"
+            raise InvalidRequestError(field=str(path), problem=problem)
+        if is_renewal and not path.exists():
+            problem = "there is none to renew; check folder, --node and --role, or leave --renew"
             raise InvalidRequestError(field=str(path), problem=problem)
     authority_path, key_path = folder / AUTHORITY_FILE, folder / AUTHORITY_KEY_FILE
     written = []

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import inference_pb2, stage_pb2
 from runtime.misdial import find_misdial
-from runtime.rpc import ChannelTls, dial_blocking
+from runtime.rpc import ChannelTls, dial_blocking, error_from_rpc
 from stagemesh.rpc_error import StagemeshRpcError
 
 _ALIVE = ""
@@ -31,7 +31,7 @@ def probe(
             status = _check(stub, _READY if is_ready_asked else (_ALIVE,), timeout_seconds)
         except grpc.RpcError as error:
             call = _call_of(error)
-            message = f"{address} does not answer: {call.details()}"
+            message = f"{address} does not answer: {error_from_rpc(call)[1]}"
             if (misdial := find_misdial(call)) is not None:
                 message = f"what answers at {address} {misdial.value}"
             raise StagemeshRpcError("unreachable", call.code().name, message) from None

@@ -49,18 +49,21 @@ def _policy_table(replica: ReplicaState) -> Table:
 
 
 def _cost_table(state: SchedulerState) -> Table:
-    names = [name for name in asdict(state.stages[0]) if not name.startswith("num_")]
-    table = compact_table(
-        "Costs in us, error and safety as ratios", "stage", *names, "records", "resets"
-    )
-    for number, stage in enumerate(state.stages):
-        values = asdict(stage)
-        cells = (
-            f"{values[name]:.2f}" if name in ("error", "safety") else f"{values[name] * _MICRO:.4g}"
-            for name in names
-        )
-        table.add_row(str(number), *cells, str(stage.num_records), str(stage.num_resets))
+    """A column for each stage: coefficients are many, and a terminal is narrow."""
+    numbers = (f"stage {number}" for number in range(len(state.stages)))
+    table = compact_table("Costs in us, error and safety as ratios", "", *numbers)
+    stages = [asdict(stage) for stage in state.stages]
+    for name in stages[0]:
+        table.add_row(name.removeprefix("num_"), *(_cost(name, stage[name]) for stage in stages))
     return table
+
+
+def _cost(name: str, value: float) -> str:
+    if name.startswith("num_"):
+        return str(value)
+    if name in ("error", "safety"):
+        return f"{value:.2f}"
+    return f"{float(f'{value * _MICRO:.4g}'):g}"
 
 
 def _bubble_table(state: SchedulerState) -> Table:

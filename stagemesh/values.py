@@ -74,8 +74,8 @@ def parse_targets(texts: Sequence[str]) -> dict[str, float]:
     targets = {}
     for text in texts:
         match = _TARGET.fullmatch(text)
-        if match is None:
-            problem = f"{text!r} is no target; write ttft:MS, tpot:MS or e2el:MS"
+        if match is None or float(match["milliseconds"]) == 0:
+            problem = f"{text!r} is no target; write ttft:MS, tpot:MS or e2el:MS, with MS above 0"
             raise InvalidRequestError(field="--goodput", problem=problem)
         targets[match["name"]] = float(match["milliseconds"])
     return targets

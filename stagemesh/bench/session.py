@@ -59,7 +59,10 @@ class Session:
         except StagemeshRpcError:
             raise
         except CALL_ERRORS as error:
-            problem = f"{self.target}: {str(error) or type(error).__name__}"
+            problem = (
+                f"no HTTP door answers at {self.target}: {str(error) or type(error).__name__}; "
+                "give --target its HOST:PORT, whose port is 8000 by default"
+            )
             raise StagemeshRpcError("unreachable", "UNAVAILABLE", problem) from None
         asks = random_asks(pool, self.num_prompts, self.input_len, self.output_len, self.seed)
         return model, asks

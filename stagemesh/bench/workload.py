@@ -47,7 +47,10 @@ def read_asks(path: Path, num_prompts: int, output_len: int) -> list[Ask]:
     """
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}"
+        raise InvalidRequestError(field="--prompts", problem=problem) from None
+    except UnicodeDecodeError as error:
         raise InvalidRequestError(field="--prompts", problem=f"{path}: {error}") from None
     if not lines:
         raise InvalidRequestError(field="--prompts", problem=f"{path} is empty")

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import NoReturn
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
+from cyclopts.exceptions import UnusedCliTokensError
+from cyclopts.panel import CycloptsPanel
+from rich.panel import Panel
 
 from runtime.errors import PortTakenError, StagemeshError
 from runtime.version import VERSION
@@ -40,6 +43,16 @@ from stagemesh.rpc_error import StagemeshRpcError
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 
+
+def _explain(error: CycloptsError) -> Panel:
+    """What is shown of a mistake in the command line."""
+    message: object = error
+    if isinstance(error, UnusedCliTokensError):
+        words = ", ".join(repr(token) for token in error.unused_tokens or ())
+        message = f"Nothing is meant to follow here: {words}. Put a text with spaces in quotes."
+    return CycloptsPanel(message)
+
+
 app = App(
     name="stagemesh",
     help="Distributed LLM inference, pipeline first: a model cut into stages over many processes.",
@@ -48,6 +61,7 @@ app = App(
     version=VERSION,
     config=(read_variables, drop_empty_variables),
     result_action="return_value",
+    error_formatter=_explain,
 )
 app.command(serve, help_epilogue=examples.SERVE, sort_key=1)
 app.command(infer, help_epilogue=examples.INFER, sort_key=2)

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from runtime.errors import InvalidRequestError
-from stagemesh.cli.option_types import Address, Dialled, Flag, Size
+from stagemesh.cli.option_types import Address, Dialled, Flag, Size, Throughput
 from stagemesh.fault_proxy import Accident, FaultProxy, Faults, parse_command
 from stagemesh.ports import check_apart
 
@@ -20,7 +20,7 @@ def fault_proxy(
     to: Dialled,
     listen: Address = "127.0.0.1:0",
     delay: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0,
-    throttle: Size | None = None,
+    throttle: Throughput | None = None,
     stall: Annotated[bool, Flag] = False,
     drop_after: Size | None = None,
     truncate_after: Size | None = None,

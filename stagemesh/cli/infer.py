@@ -1,8 +1,9 @@
 """Owns `stagemesh infer`: one prompt in, its text streamed to standard output."""
 
+import re
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -18,10 +19,21 @@ from stagemesh.generation import Chat, ChatMessage, GenerationRequest, Prompt, U
 from stagemesh.render import speed, summary
 from stagemesh.sync_client import Client
 
+_LIKE_AN_OPTION: Final = re.compile(r"--?[A-Za-z][\w-]*(=.*)?")
+
+
+def _check_prompt(_: Any, prompt: str) -> None:
+    """A prompt may begin with a hyphen; one that looks like an option is a misspelt one."""
+    if _LIKE_AN_OPTION.fullmatch(prompt):
+        raise ValueError(
+            f"{prompt} is no option; `stagemesh infer --help` lists them (to say just that, use "
+            f"echo {prompt} | stagemesh infer -)"
+        )
+
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
 def infer(
-    prompt: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    prompt: Annotated[str, Parameter(allow_leading_hyphen=True, validator=_check_prompt)],
     /,
     *,
     target: Dialled = DEFAULT_TARGET,

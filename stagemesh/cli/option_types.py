@@ -72,6 +72,17 @@ def _one_token(parse: Callable[[str], object], metavar: str) -> Parameter:
     )
 
 
+def _size_between(minimum: str, maximum: str) -> Parameter:
+    """A size from `minimum` to `maximum`, both included."""
+    least, most = parse_size(minimum), parse_size(maximum)
+
+    def check(_: Any, size: int | None) -> None:
+        if size is not None and not least <= size <= most:
+            raise ValueError(f"it must be from {minimum} to {maximum}")
+
+    return Parameter(validator=check)
+
+
 def between(minimum: float, maximum: float) -> Parameter:
     """A number from `minimum` to `maximum`, both included."""
     return Parameter(validator=Number(gte=minimum, lte=maximum))
@@ -91,6 +102,9 @@ Wait = Annotated[float, between(0.1, 86_400)]
 Replicas = Annotated[int, between(1, 64)]
 NotNegative = Annotated[int, between(0, 2**32 - 1)]
 Size = Annotated[int, _one_token(parse_size, "SIZE")]
+# A gRPC message has no more; below, no request is worth sending.
+RequestSize = Annotated[Size, _size_between("1KiB", "16MiB")]
+Throughput = Annotated[Size, _size_between("1B", "1TiB")]
 Layers = Annotated[tuple[int, ...], _one_token(parse_layers, "N,N,...")]
 Ranks = Annotated[tuple[int, ...], _one_token(parse_ranks, "N[,N,...]")]
 Origins = Annotated[tuple[str, ...], _one_token(parse_origins, "ORIGIN,...")]

@@ -24,6 +24,7 @@ from stagemesh.cli.option_types import (
     Positive,
     Ranks,
     Replicas,
+    RequestSize,
     Seconds,
     Size,
     Threads,
@@ -171,8 +172,8 @@ class AddressOptions:
     mesh: Address = "127.0.0.1:50051"
     """The door for workers, and for operators."""
 
-    max_request_size: Annotated[Size, Parameter(show_default=False)] = 4 * 2**20
-    """Largest request at either door. [default: 4MiB]"""
+    max_request_size: Annotated[RequestSize, Parameter(show_default=False)] = 4 * 2**20
+    """Largest request at either door, at most 16MiB. [default: 4MiB]"""
 
     cors_origins: Origins | None = None
     """Web pages of these origins, as https://a.org, may call the HTTP door; * is all."""

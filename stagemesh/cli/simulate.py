@@ -34,7 +34,7 @@ def simulate(
     scenario: str = "steady",
     plan: Layers | None = None,
     hardware: str = HARDWARE,
-    policy: Literal["all"] | PolicyName = "all",
+    policy: Literal["all", PolicyName] = "all",
     rate: Rate | None = None,
     requests: Positive | None = None,
     step_tokens: Positive = 512,

@@ -35,8 +35,8 @@ class StructuredOptions:
         if self.choice:
             forms.append(Choice(self.choice))
         if len(forms) > 1:
-            problem = "an answer has one form: give one of --json-schema, --regex and --choice"
-            raise InvalidRequestError(field="structured_output", problem=problem)
+            problem = "an answer has one form; give only one of the three"
+            raise InvalidRequestError(field="--json-schema, --regex, --choice", problem=problem)
         return forms[0] if forms else None
 
 

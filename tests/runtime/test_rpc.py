@@ -20,6 +20,13 @@ from runtime.rpc import (
 from tests.runtime.one_method import Context, serving
 
 
+async def test_error_of_an_address_where_nobody_is_says_only_why() -> None:
+    async with dial("127.0.0.1:1") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/test/Call")(b"", timeout=10)
+    assert error_from_rpc(caught.value) == ("unavailable", "Connection refused")
+
+
 async def _unary_failure(raised: Exception) -> tuple[grpc.StatusCode, str, str]:
     async def handler(request: bytes, context: Context) -> bytes:
         raise raised

@@ -42,6 +42,13 @@ def test_interrupt_while_the_command_line_is_imported_ends_it_quietly(tmp_path: 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_word_too_many_is_named_with_what_may_be_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main("infer", "Why", "is", "the", "sky", "blue?") == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "Nothing is meant to follow here: 'is', 'the', 'sky', 'blue?'." in shown
+    assert "in quotes" in shown
+
+
 def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main("serve", "m", "--pp", "two") == 2
     assert "--pp" in capsys.readouterr().err
@@ -57,6 +64,19 @@ def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
         (("serve", "no such model", *FREE_ADDRESSES), "no such"),
         (("serve", "m", "--paced", "no such file"), "paced model no such file: cannot be read"),
         (("serve", "m", "--pp", "2", "--kv-memory", "9999TiB"), "the KV cache of 2 workers needs"),
+        (("serve", "m", "--dp", "64", "--pp", "4000"), "256000 workers take"),
+        (("infer", "hi", "--api-key", "\u2603"), "`stagemesh keys add` prints"),
+        (("infer", "hi", "--tls-ca", __file__), "there is no certificate in it"),
+        (("infer", "hi", "--regex", "a", "--choice", "b"), "give only one of the three"),
+        (("certs", __file__, "--node", "a", "--role", "worker"), "name another folder"),
+        (("certs", "no-such-folder", "--node", "a", "--role", "worker", "--renew"), "to renew"),
+        (("keys", "add", "a", "--api-keys", "no-such-folder/k.toml"), "in a folder that is there"),
+        (("bench", "serve", "--prompts", "none.jsonl"), "none.jsonl cannot be read: No such file"),
+        (("bench", "serve", "--goodput", "ttft:0"), "with MS above 0"),
+        (("bench", "serve", "--door", "http", "--target", "127.0.0.1:1"), "no HTTP door answers"),
+        (("worker", "--coordinator", "h:5", "--listen", "h:7", "--metrics", "h:7"), "its own port"),
+        (("node", "--coordinator", "h:5", "--listen", "h:7", "--metrics", "h:7"), "its own port"),
+        (("fault-proxy", "--listen", "h:7", "--to", "h:7"), "its own port"),
     ],
 )
 def test_failure_exits_one_with_one_line(

@@ -153,6 +153,14 @@ def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.Mo
         (("bench", "serve", "--save", "no-such-folder/run.json"), "no folder no-such-folder"),
         (("bench", "serve", "--save", "."), "is a folder"),
         (("infr", "hi"), "infer"),
+        (("infer", "--temprature", "0.5", "hi"), "--temprature is no option"),
+        (("infer", "--stat"), "--stat is no option"),
+        (("simulate", "--policy", "best"), '"all", "fixed"'),
+        (("serve", "m", "--max-request-size", "0"), "from 1KiB to 16MiB"),
+        (("serve", "m", "--max-request-size", "17MiB"), "from 1KiB to 16MiB"),
+        (("serve", "m", "--threads", "100000"), "Must be <= 1024"),
+        (("node", "--coordinator", "h:1", "--workers", "100000"), "Must be <= 256"),
+        (("fault-proxy", "--to", "h:1", "--throttle", "0"), "from 1B"),
     ],
 )
 def test_command_line_with_a_mistake_says_what_is_wrong(tokens: tuple[str, ...], says: str) -> None:

@@ -7,9 +7,9 @@ from stagemesh.scheduler_tables import scheduler_tables
 from stagemesh.state import state_from_proto
 
 
-def shown(message: mesh_pb2.GetStateResponse) -> str:
+def shown(message: mesh_pb2.GetStateResponse, width: int = 200) -> str:
     """The tables of the first replica as text."""
-    console = Console(width=200)
+    console = Console(width=width)
     with console.capture() as captured:
         for table in scheduler_tables(state_from_proto(message).replicas[0]):
             console.print(table)
@@ -31,10 +31,21 @@ def test_scheduler_tables_show_target_costs_and_causes(
         )
     )
     text = shown(state_message)
-    for part in ("adaptive", "of 5", "96 tokens", "off by 7%", "1.25e+04", "300", "exposed send"):
+    for part in ("adaptive", "of 5", "96 tokens", "off by 7%", "12500", "300", "exposed send"):
         assert part in text
     assert "25%" in text
     assert "throughput 0.91, occupancy -" in text
+
+
+def test_scheduler_tables_of_many_stages_fit_a_terminal(
+    state_message: mesh_pb2.GetStateResponse,
+) -> None:
+    costs = mesh_pb2.StageCostState(fixed=0.01942, per_attention=5.955e-8, num_records=111)
+    state_message.replicas[0].scheduler.MergeFrom(mesh_pb2.SchedulerState(stages=[costs] * 6))
+    text = shown(state_message, width=80)
+    assert text.count("19420") == 6
+    assert text.count("0.05955") == 6
+    assert text.count("per_attention") == 1
 
 
 def test_scheduler_tables_before_the_first_epoch_say_that_nothing_is_known(
