@@ -145,8 +145,9 @@ def main() -> None:
     except StagemeshError as error:
         answer = {"code": error.code, "cause": getattr(error, "cause", ""), "text": str(error)}
     print(json.dumps(answer), flush=True)  # noqa: T201
-    if group.rank == 1:
-        sys.stdin.read()  # stays until rank 0 has answered: who closes ends the waits of others
+    # Both stay until both have answered: who closes ends the waits of others, also for what has
+    # come and was not looked at yet.
+    sys.stdin.read()
     group.close()
 
 

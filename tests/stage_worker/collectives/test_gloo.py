@@ -37,6 +37,7 @@ def started(
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     with process:
@@ -47,21 +48,23 @@ def started(
 
 
 def run_both(folder: Path, scenario: str, overlap: str = "auto") -> list[Any]:
-    """What each rank printed; rank 1's input stays open until rank 0 has."""
+    """What each rank printed; the input of both stays open until both have, or are gone."""
     name = f"test-gloo-{uuid4().hex}"
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(started(folder, name, rank, scenario, overlap)) for rank in range(2)
         ]
-        assert ranks[0].stdout is not None
-        first = ranks[0].stdout.readline()
-        second, _ = ranks[1].communicate(timeout=TIMEOUT_SECONDS)
-        ranks[0].communicate(timeout=TIMEOUT_SECONDS)
+        answers = [rank.stdout.readline() if rank.stdout else "" for rank in ranks]
+        for number, (rank, answer) in enumerate(zip(ranks, answers, strict=True)):
+            _, errors = rank.communicate(timeout=TIMEOUT_SECONDS)
+            # Shown where the test fails.
+            told = f"exited with {rank.returncode} after {answer!r}: {errors}"
+            sys.stderr.write(f"rank {number} {told}\n")
     # A rank that still connects when its group is closed may write its store anew.
     sweep()
     path = block_path(name)
     assert not list(path.parent.glob(f"{path.name}*"))
-    return [json.loads(text) if text else None for text in (first, second)]
+    return [json.loads(text) if text else None for text in answers]
 
 
 def test_gloo_collectives_of_two_processes_add_up_and_gather(tmp_path: Path) -> None:
@@ -116,6 +119,8 @@ def test_gloo_rank_beside_one_that_is_stopped_closes_without_waiting_for_it(tmp_
     ):
         assert first.stdout is not None
         assert json.loads(first.stdout.readline()) < TIMEOUT_SECONDS / 10
+        assert first.stdin is not None
+        first.stdin.close()
         first.wait(TIMEOUT_SECONDS / 10)
 
 
