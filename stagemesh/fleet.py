@@ -91,6 +91,10 @@ class Fleet:
                 self.kill()
         raise AssertionError("supervision ends with an error only")
 
+    def address_of(self, name: str) -> str:
+        """Where a worker that was started is asked."""
+        return dialable(self._addresses[name])
+
     def kill(self) -> None:
         """Ends every worker at once."""
         for child in self.children.values():
@@ -136,7 +140,7 @@ class Fleet:
     async def _end_frozen(self, child: Child, tls: ChannelTls | None) -> None:
         if not self.plan.ends_frozen:
             return
-        await until_frozen(dialable(self._addresses[child.name]), tls)
+        await until_frozen(self.address_of(child.name), tls)
         self.on_line(f"{child.name} does not answer any more: killed")
         child.kill()
 

@@ -18,6 +18,7 @@ from stagemesh.client import AsyncClient
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy, end_of, stop_children
 from stagemesh.rpc_error import StagemeshRpcError
 from stagemesh.state import MeshState
+from stagemesh.vigil import ENDING_SECONDS, refuses
 
 POLL_SECONDS = 0.1
 WATCH_SECONDS = 1.0
@@ -52,7 +53,7 @@ class LocalMesh:
         # The coordinator, too.
         self.children = self._fleet.children
         self._on_line = on_line
-        self._absences = Absences(ABSENCE_SECONDS)
+        self._absences = Absences(ABSENCE_SECONDS, ENDING_SECONDS)
         tls = None if plan.mesh_tls is None else plan.mesh_tls.towards(Role.COORDINATOR)
         self._client = AsyncClient(plan.mesh, tls=tls)
 
@@ -86,15 +87,21 @@ class LocalMesh:
             return None
         if state.failure:
             raise LaunchError(problem=state.failure)
-        self._end_frozen(state)
+        await self._end_absent(state)
         return state
 
-    def _end_frozen(self, state: MeshState) -> None:
-        """Kills workers that live but left the mesh long ago; their supervisors start new ones."""
+    async def _end_absent(self, state: MeshState) -> None:
+        """Kills workers that live but left the mesh long ago; their supervisors start new ones.
+
+        One that listens no more is ending, which may take its time.
+        """
         workers = {child.pid: child for child in self.children.values() if child.is_running}
         joined = {worker.pid for worker in state.workers}
         now = asyncio.get_running_loop().time()
         for pid in self._absences.note(workers.keys(), joined, now):
+            address = self._fleet.address_of(workers[pid].name)
+            if not self._absences.is_overdue(pid, now) and await refuses(address, WATCH_SECONDS):
+                continue
             self._on_line(f"{workers[pid].name} does not come back to the mesh: killed")
             workers[pid].kill()
 

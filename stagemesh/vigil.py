@@ -47,12 +47,12 @@ async def until_frozen(
                 silent_seconds = clock() - answered_at
                 if silent_seconds >= ending_seconds:
                     return
-                if silent_seconds >= patience_seconds and not await _refuses(address, pause):
+                if silent_seconds >= patience_seconds and not await refuses(address, pause):
                     return
 
 
-async def _refuses(address: str, timeout_seconds: float) -> bool:
-    """Whether nobody listens there."""
+async def refuses(address: str, timeout_seconds: float) -> bool:
+    """Whether nobody listens there, as where a process is ending."""
 
     def connect() -> bool:
         try:

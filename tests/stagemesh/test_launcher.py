@@ -3,12 +3,15 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from runtime.errors import LaunchError
-from stagemesh import fleet
+from stagemesh import fleet, launcher
 from stagemesh.children import Child
 from stagemesh.fleet import FleetPlan, RestartPolicy
 from stagemesh.launcher import LaunchPlan, LocalMesh, local_mesh
@@ -105,3 +108,45 @@ async def test_body_that_is_cancelled_stops_the_children() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@dataclass(eq=False)
+class Bystander:
+    """A worker's process that lives, whatever it is asked."""
+
+    pid: int
+    name: str = "worker 0"
+    is_running: bool = True
+    is_killed: bool = False
+
+    def kill(self) -> None:
+        """It would be gone."""
+        self.is_killed = True
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_worker_out_of_the_mesh_is_killed_unless_it_is_ending(
+    listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was drained and whose GPU takes long to let go of its memory listens no more."""
+    monkeypatch.setattr(launcher, "ABSENCE_SECONDS", 0.0)
+    worker = Bystander(pid=2**22)
+    states = iter([{worker.pid}, set(), set()])
+
+    async def state() -> Any:
+        workers = [SimpleNamespace(pid=pid) for pid in next(states)]
+        return SimpleNamespace(failure="", workers=workers, ready=False)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        if not listens:
+            listener.close()
+        monkeypatch.setattr(fleet, "free_address", lambda first, taken: address)
+        mesh = LocalMesh(plan(WORKER, WORKER), lambda line: None, RestartPolicy())
+        mesh._fleet._take(worker.name, "127.0.0.1:50100")
+        mesh.children[worker.name] = cast("Child", worker)
+        monkeypatch.setattr(mesh._client, "state", state)
+        for _ in range(3):
+            await mesh._state()
+        assert worker.is_killed is listens
+        await mesh._client.close()
