@@ -34,38 +34,55 @@ _TRIED: Final = re.compile(
 )
 
 # A peer that is dead is noticed in their sum, also where nothing is sent; one that stands still for
-# less than the second one is waited for. An answer to a ping waits behind up to some 2 MiB that are
-# on their way, so links must bring these in that time.
+# less than the second one is waited for.
 _KEEPALIVE_MS: Final = 2_000
 _KEEPALIVE_TIMEOUT_MS: Final = 7_000
+# On a bulk connection an answer to a ping waits behind up to some 2 MiB that are on their way, and
+# gRPC counts no bytes as life: links must bring these in this time. Who dials one asks on another
+# connection whether the peer is there.
+_BULK_TIMEOUT_MS: Final = 60_000
 
-# Both ends ping an idle connection, and agree that they may: a mismatch draws GOAWAY
-# "too_many_pings". `http2.max_pings_without_data` 0 means no limit.
-_COMMON_OPTIONS: Final = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    # Where nothing else comes, gRPC 1.85 goes by this one, which is a minute by default.
-    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
+_Options = tuple[tuple[str, int], ...]
 
-CHANNEL_OPTIONS: Final = (
-    *_COMMON_OPTIONS,
-    # Else channels to one target share one connection, and with it one flow-control window.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-)
 
-SERVER_OPTIONS: Final = (
-    *_COMMON_OPTIONS,
-    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
-    # Else a second server on a port that is taken would bind, and get half of the connections.
-    ("grpc.so_reuseport", 0),
-)
+def _common_options(timeout_ms: int) -> _Options:
+    """Both ends ping an idle connection, and agree that they may.
+
+    A mismatch draws GOAWAY "too_many_pings". `http2.max_pings_without_data` 0 means no limit.
+    """
+    return (
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # Where nothing else comes, gRPC 1.85 goes by this one, which is a minute by default.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+def _channel_options(timeout_ms: int) -> _Options:
+    return (
+        *_common_options(timeout_ms),
+        # Else channels to one target share one connection, and with it one flow-control window.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    )
+
+
+def _server_options(timeout_ms: int) -> _Options:
+    return (
+        *_common_options(timeout_ms),
+        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+        # Else a second server on a port that is taken would bind, and get half of the connections.
+        ("grpc.so_reuseport", 0),
+    )
+
+
+CHANNEL_OPTIONS: Final = _channel_options(_KEEPALIVE_TIMEOUT_MS)
+SERVER_OPTIONS: Final = _server_options(_KEEPALIVE_TIMEOUT_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +96,9 @@ class ChannelTls:
     server_name: str = ""
 
     @property
-    def options(self) -> tuple[tuple[str, str | int], ...]:
-        """Those of a channel, with ours."""
-        if not self.server_name:
-            return CHANNEL_OPTIONS
-        return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", self.server_name))
+    def options(self) -> tuple[tuple[str, str], ...]:
+        """What a channel needs besides."""
+        return (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
 
 
 class ServerTls(Protocol):
@@ -93,31 +108,39 @@ class ServerTls(Protocol):
         """As gRPC takes them."""
 
 
-def dial(address: str, tls: ChannelTls | None = None) -> grpc.aio.Channel:
-    """A channel to HOST:PORT, which connects at its first call; close it when done."""
+def dial(address: str, tls: ChannelTls | None = None, *, is_bulk: bool = False) -> grpc.aio.Channel:
+    """A channel to HOST:PORT, which connects at its first call; close it when done.
+
+    One that `is_bulk` carries activations, however slowly.
+    """
+    options = _channel_options(_BULK_TIMEOUT_MS) if is_bulk else CHANNEL_OPTIONS
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, tls.credentials, options=tls.options)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.credentials, options=(*options, *tls.options))
 
 
 def dial_blocking(address: str, tls: ChannelTls | None = None) -> grpc.Channel:
     """The same for programs without an event loop."""
     if tls is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, tls.credentials, options=tls.options)
+    options = (*CHANNEL_OPTIONS, *tls.options)
+    return grpc.secure_channel(address, tls.credentials, options=options)
 
 
 def make_server(
     *interceptors: grpc.aio.ServerInterceptor,
     count_call: CallCounter | None = None,
     check: CallCheck | None = None,
+    is_bulk: bool = False,
 ) -> grpc.aio.Server:
     """A server whose handlers may raise `StagemeshError`; services and `bind` come next.
 
-    `check` raises what refuses a call, before its handler sees it.
+    `check` raises what refuses a call, before its handler sees it. One that `is_bulk` is sent
+    activations.
     """
     errors = ErrorInterceptor(count_call, check)
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=(errors, *interceptors))
+    options = _server_options(_BULK_TIMEOUT_MS) if is_bulk else SERVER_OPTIONS
+    return grpc.aio.server(options=options, interceptors=(errors, *interceptors))
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -118,6 +118,18 @@ class MeshTls:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """How far links of the mesh may go: without `tls` on loopback only, unless `is_insecure`."""
+
+    tls: MeshTls | None = None
+    is_insecure: bool = False
+
+    def includes(self, address: str) -> bool:
+        """Whether HOST:PORT may be listened at, or dialled."""
+        return self.tls is not None or self.is_insecure or is_loopback(address)
+
+
+@dataclass(frozen=True, slots=True)
 class DoorTls:
     """The certificate of the doors for clients, with its chain, and its key."""
 
@@ -148,7 +160,7 @@ def trusting(authority: Path) -> ChannelTls:
 
 def check_mesh_address(address: str, option: str, tls: MeshTls | None, is_insecure: bool) -> None:
     """Raises `InsecureMeshError` for an address that others reach without TLS, unless wanted so."""
-    if tls is None and not is_insecure and not is_loopback(address):
+    if not Reach(tls, is_insecure).includes(address):
         raise InsecureMeshError(option=option, address=address)
 
 

@@ -6,8 +6,13 @@ Whom this rank receives from and sends to follows from the counts of ranks: see 
 from dataclasses import dataclass
 
 from protos import stage_pb2
-from runtime.errors import InvalidRequestError, NeverFitsError, NotEnoughMemoryError
-from runtime.tls import MeshTls, Role
+from runtime.errors import (
+    InsecureMeshError,
+    InvalidRequestError,
+    NeverFitsError,
+    NotEnoughMemoryError,
+)
+from runtime.tls import Reach, Role
 from stage_worker.assembly import ReceivePlan
 from stage_worker.collectives.group import RankGroup
 from stage_worker.collectives.opening import GroupSpec, open_group
@@ -46,8 +51,8 @@ class EpochPlan:
     is_sequential: bool = False
 
 
-def check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> None:
-    """Refuse what does not fit the loaded part, before anything is taken for it."""
+def check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: Reach) -> None:
+    """Refuse what does not fit the loaded part, before anything is taken for it or dialled."""
     for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
         if getattr(request, name) < 1:
             raise InvalidRequestError(field=name, problem="must be at least 1")
@@ -67,10 +72,13 @@ def check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> Non
             what=f"block tables for {request.max_sequences} sequences",
         )
     _check_peers(request, loaded)
+    for peer in request.next:
+        if not reach.includes(peer.address):
+            raise InsecureMeshError(option="the next stage's address", address=peer.address)
 
 
 def make_epoch_plan(
-    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, mesh_tls: MeshTls | None
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: Reach
 ) -> EpochPlan:
     """The plan of a request that `check_limits` has let pass."""
     hidden_size, spec = loaded.stage.config.hidden_size, loaded.stage.spec
@@ -92,7 +100,7 @@ def make_epoch_plan(
             window=request.window,
             dtype=dtype,
             hidden_interval=part,
-            tls=None if mesh_tls is None else mesh_tls.towards(Role.WORKER),
+            tls=None if reach.tls is None else reach.tls.towards(Role.WORKER),
         )
         for rank, part in joined(own, hidden_size, len(request.next)).items()
     )

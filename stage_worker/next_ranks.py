@@ -37,10 +37,14 @@ class NextRanks:
         await self._stack.aclose()
 
     async def read_credits(self) -> None:
-        """Take credits as they come; returns only without links, raises when a stream ends."""
+        """Take credits as they come, and watch that all are there.
+
+        Returns only without links, raises when a stream ends.
+        """
         async with asyncio.TaskGroup() as tasks:
             for link in self._links:
                 tasks.create_task(link.read_credits())
+                tasks.create_task(link.watch())
 
     async def send(self, header: stage_pb2.StepHeader, parts: Sequence[Tensor | None]) -> Sent:
         """Send one step, each link its part, as soon as there are credits; sums over the links."""

@@ -1,7 +1,9 @@
 """The link to the next stage: the header forwarded verbatim, the activation in chunks, credits.
 
 One stream for one epoch. A step is sent once a credit is there, so a slow next stage holds this
-one back. Any end of the stream ends the epoch: nothing is retried here.
+one back. Any end of the stream ends the epoch: nothing is retried here. Whether the next stage is
+there is asked on a connection of its own, where an answer waits behind no activation: a slow link
+is not a dead one.
 
 Shape suffixes: T tokens of the step, H the interval of the hidden dimension that is sent.
 """
@@ -10,11 +12,12 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import stage_pb2
 from runtime import rpc
@@ -52,7 +55,8 @@ class NextStage:
 
     def __init__(self, plan: LinkPlan) -> None:
         self._plan = plan
-        self._channel = rpc.dial(plan.address, plan.tls)
+        self._channel = rpc.dial(plan.address, plan.tls, is_bulk=True)
+        self._side_channel = rpc.dial(plan.address, plan.tls)
         self._call: ForwardCall = open_forward(self._channel)
         self._credits = asyncio.Semaphore(plan.window)
         self._num_begun = 0
@@ -80,6 +84,18 @@ class NextStage:
         """End the stream for good; the next stage ends its epoch when it sees that."""
         self._call.cancel()
         await self._channel.close()
+        await self._side_channel.close()
+
+    async def watch(self) -> None:
+        """Raises EpochEndedError once the next stage does not answer; returns if it cannot say."""
+        health: Any = health_pb2_grpc.HealthStub(self._side_channel)
+        try:
+            async for _ in health.Watch(health_pb2.HealthCheckRequest()):
+                pass
+        except grpc.aio.AioRpcError as error:
+            # Any other word is one of its own: it lives, and the stream says the rest.
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise self._broken(error) from error
 
     async def read_credits(self) -> None:
         """Take credits as they come; returns never, raises EpochEndedError when the stream ends."""
@@ -115,7 +131,10 @@ class NextStage:
         return Sent(time.monotonic(), num_frames, num_bytes)
 
     def _broken(self, error: grpc.aio.AioRpcError) -> EpochEndedError:
-        return rpc.epoch_end_from_rpc(error, self._name)
+        end = rpc.epoch_end_from_rpc(error, self._name)
+        # gRPC's own word: the next stage has said nothing.
+        is_gone = end.cause == grpc.StatusCode.UNAVAILABLE.name.lower()
+        return self._ended(error.details() or end.cause) if is_gone else end
 
     def _ended(self, detail: str) -> NextStageError:
         address = self._plan.address

@@ -26,7 +26,7 @@ from runtime.loop_lag import observe_loop_lag
 from runtime.metrics import WorkerMetrics
 from runtime.metrics_server import serving_metrics
 from runtime.process import run
-from runtime.tls import MeshTls, check_mesh_address
+from runtime.tls import MeshTls, Reach, check_mesh_address
 from stage_worker.collectives.shared_file import sweep
 from stage_worker.executor import DeviceThread
 from stage_worker.health import WorkerHealth
@@ -108,7 +108,8 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
             asyncio.TaskGroup() as tasks,
         ):
             count = partial(count_activity, metrics)
-            worker = Worker(worker_id, device, thread, tasks, options.mesh_tls, count)
+            reach = Reach(options.mesh_tls, options.is_mesh_insecure)
+            worker = Worker(worker_id, device, thread, tasks, reach, count)
             expose(metrics, worker, health)
             expose_device(metrics, look)
             async with _listening(options, worker, metrics, health) as address:
@@ -140,7 +141,7 @@ async def _listening(
     options: WorkerOptions, worker: Worker, metrics: WorkerMetrics, health: WorkerHealth
 ) -> AsyncIterator[str]:
     """The worker's service, at the address that is given; at the end the worker is closed, too."""
-    server = rpc.make_server(count_call=count_calls(metrics), check=peers.admit)
+    server = rpc.make_server(count_call=count_calls(metrics), check=peers.admit, is_bulk=True)
     StageService(worker).add_to(server)
     await health.add_to(server)
     address = await rpc.bind(server, options.listen, options.mesh_tls)

@@ -19,7 +19,7 @@ from runtime.errors import (
     StaleEpochError,
 )
 from runtime.result_codec import activity_to_proto
-from runtime.tls import MeshTls
+from runtime.tls import Reach
 from stage_worker.activity import CountFn, count_nothing
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.epoch import EpochSession
@@ -42,6 +42,7 @@ from stage_worker.transport import epoch_name
 _STUCK_SECONDS = 5.0
 # For giving a group back while the process ends; what is stuck ends with the process.
 _CLOSE_SECONDS = 1.0
+_ON_LOOPBACK = Reach()
 
 
 class Worker:
@@ -53,13 +54,13 @@ class Worker:
         device: WorkerDevice,
         thread: DeviceThread,
         tasks: asyncio.TaskGroup,
-        mesh_tls: MeshTls | None = None,
+        reach: Reach = _ON_LOOPBACK,
         count: CountFn = count_nothing,
     ) -> None:
-        """`count` is told what every epoch's steps take, as they take it."""
+        """Links go as far as `reach`; `count` is told what steps take, as they take it."""
         self.worker_id = worker_id
         self._count = count
-        self._mesh_tls = mesh_tls
+        self._reach = reach
         self._device = device
         self._thread = thread
         self._tasks = tasks
@@ -119,7 +120,7 @@ class Worker:
             loaded = self._check_epoch(request)
             await self._end_session()
             self._group = await self._thread.run(partial(open_stage, request, loaded))
-            plan = make_epoch_plan(request, loaded, self._mesh_tls)
+            plan = make_epoch_plan(request, loaded, self._reach)
             session = EpochSession(plan, loaded.stage, self._thread, self._group, self._count)
             self._results = session.results
             self._session = session
@@ -243,5 +244,5 @@ class Worker:
             raise StaleEpochError(
                 expected=f"later than {epoch_name(latest)}", actual=epoch_name(request.epoch)
             )
-        check_limits(request, self._loaded)
+        check_limits(request, self._loaded, self._reach)
         return self._loaded

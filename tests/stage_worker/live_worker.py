@@ -15,12 +15,14 @@ from protos import stage_pb2, stage_pb2_grpc
 from runtime import rpc
 from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from runtime.step_codec import step_to_header
+from runtime.tls import Reach
 from stage_worker.executor import DeviceThread
 from stage_worker.loading import WorkerDevice
 from stage_worker.service import StageService
 from stage_worker.worker import Worker
 
 WAIT_SECONDS = 20.0
+ON_LOOPBACK = Reach()
 PROMPT = (5, 17, 250, 3, 9)
 ForwardCall = grpc.aio.StreamStreamCall[stage_pb2.Frame, stage_pb2.Credit]
 ResultsCall = grpc.aio.UnaryStreamCall[stage_pb2.ResultsRequest, stage_pb2.StepResult]
@@ -58,21 +60,23 @@ async def next_result(results: ResultsCall) -> stage_pb2.StepResult:
 
 
 @asynccontextmanager
-async def live_workers(count: int) -> AsyncIterator[list[LiveWorker]]:
+async def live_workers(count: int, reach: Reach = ON_LOOPBACK) -> AsyncIterator[list[LiveWorker]]:
     """`count` workers; at the end nothing of them may be left running."""
-    async with asyncio.TaskGroup() as tasks, live_worker_in(tasks) as first:
+    async with asyncio.TaskGroup() as tasks, live_worker_in(tasks, reach) as first:
         if count == 1:
             yield [first]
         else:
-            async with live_workers(count - 1) as others:
+            async with live_workers(count - 1, reach) as others:
                 yield [first, *others]
 
 
 @asynccontextmanager
-async def live_worker_in(tasks: asyncio.TaskGroup) -> AsyncIterator[LiveWorker]:
+async def live_worker_in(
+    tasks: asyncio.TaskGroup, reach: Reach = ON_LOOPBACK
+) -> AsyncIterator[LiveWorker]:
     """One worker whose sessions run in `tasks`."""
     with closing(DeviceThread(1)) as thread:
-        worker = Worker("worker", WorkerDevice("cpu", num_threads=1), thread, tasks)
+        worker = Worker("worker", WorkerDevice("cpu", num_threads=1), thread, tasks, reach)
         server = rpc.make_server()
         StageService(worker).add_to(server)
         address = await rpc.bind(server, "127.0.0.1:0")
