@@ -1,12 +1,13 @@
-"""Owns which workers tries that came to nothing are held against, also those that are out.
+"""Owns what tries that came to nothing are held against: workers, also those that are out, links.
 
 Pure. Blame passes with time: a link that was cut for a minute must not keep a worker from being
 used for ever.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 # Half of a worker's blame is forgotten whenever nothing was added to it for so long. A worker that
 # stays broken ends an epoch of fewer stages for another try no more often.
@@ -26,44 +27,56 @@ class _Blame:
     since: float
 
 
-class Blames:
-    """By worker id, of so many workers at most; the latest come last. Times are in seconds."""
+# What is blamed: a worker's id, or a link's two.
+_Name = TypeVar("_Name", bound=Hashable)
 
-    def __init__(self, max_workers: int) -> None:
-        self._max_workers = max_workers
-        self._blames: dict[str, _Blame] = {}
 
-    def of(self, worker_id: str) -> Fraction:
+class Blames(Generic[_Name]):
+    """By name, of so many at most; the latest come last. Times are in seconds."""
+
+    def __init__(self, max_names: int, halving_seconds: float | None = None) -> None:
+        self._max_names = max_names
+        self._halving_seconds = halving_seconds or HALVING_SECONDS
+        self._blames: dict[_Name, _Blame] = {}
+
+    def of(self, name: _Name) -> Fraction:
         """One for each try that it has spoiled alone, less where others may have."""
-        blame = self._blames.get(worker_id)
+        blame = self._blames.get(name)
         return blame.amount if blame else _NONE
 
-    def add(self, worker_id: str, part: Fraction, now: float) -> Fraction:
+    def at_least(self, amount: int) -> frozenset[_Name]:
+        """Those that are blamed for so much."""
+        return frozenset(name for name, blame in self._blames.items() if blame.amount >= amount)
+
+    def add(self, name: _Name, part: Fraction, now: float) -> Fraction:
         """Its part in one more try; returns what it is in all."""
-        amount = self.of(worker_id) + part
-        self.drop(worker_id)
-        self._blames[worker_id] = _Blame(amount, now)
-        while len(self._blames) > self._max_workers:
+        amount = self.of(name) + part
+        self.drop(name)
+        self._blames[name] = _Blame(amount, now)
+        while len(self._blames) > self._max_names:
             del self._blames[next(iter(self._blames))]
         return amount
 
-    def drop(self, worker_id: str) -> None:
+    def drop(self, name: _Name) -> None:
         """It is blamed for nothing any more."""
-        self._blames.pop(worker_id, None)
+        self._blames.pop(name, None)
+
+    def clear(self) -> None:
+        """Nobody is blamed for anything any more."""
+        self._blames.clear()
 
     def halve(self, now: float) -> bool:
         """Forgets what has passed by `now`; whether that was anything."""
-        due = [name for name, blame in self._blames.items() if _num_halvings(blame, now)]
+        due = [name for name, blame in self._blames.items() if self._num_halvings(blame, now)]
         for name in due:
             blame = self._blames[name]
-            count = _num_halvings(blame, now)
+            count = self._num_halvings(blame, now)
             amount = blame.amount / 2 ** min(count, _MAX_HALVINGS)
             if amount < _LEAST:
                 del self._blames[name]
             else:
-                self._blames[name] = _Blame(amount, blame.since + count * HALVING_SECONDS)
+                self._blames[name] = _Blame(amount, blame.since + count * self._halving_seconds)
         return bool(due)
 
-
-def _num_halvings(blame: _Blame, now: float) -> int:
-    return int((now - blame.since) // HALVING_SECONDS)
+    def _num_halvings(self, blame: _Blame, now: float) -> int:
+        return int((now - blame.since) // self._halving_seconds)

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from coordinator.membership import Member, Membership
+from coordinator.member import Member
+from coordinator.membership import Membership
 from runtime.errors import InvalidRequestError
 
 MAX_GRACE_SECONDS: Final = 86_400.0

@@ -238,10 +238,10 @@ class Engine:
         self.is_draining = True
         self.on_change(self)
 
-    def end_epoch(self, cause: StagemeshError, *, is_planned: bool = False) -> None:
+    def end_epoch(self, cause: StagemeshError, *, is_planned: bool = False) -> bool:
         """Puts everything that ran back in line, but for what ended it running alone.
 
-        A planned end speaks against nobody.
+        Whether there was such a request. A planned end speaks against nobody.
         """
         self.is_serving = self.is_draining = False
         end = EpochEndedError.by(cause)
@@ -259,6 +259,7 @@ class Engine:
         if self.limits is not None:
             self._restart(self.limits)
         self.on_change(self)
+        return culprit is not None
 
     def _begin(self, limits: SchedulerLimits) -> None:
         """Gives the scheduler the new epoch's limits, the first time also everyone in line."""

@@ -9,23 +9,24 @@ decides what to send.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from itertools import chain
+from itertools import chain, pairwise
 
 import grpc
 import grpc.aio
 
 from coordinator.epoch_end import raise_end
+from coordinator.reporter import Reporter
 from coordinator.result_checks import check_part, check_tokens
 from coordinator.stages import EpochPlan, ForwardCall, ResultsCall, StageLink
 from protos import stage_pb2
 from runtime.errors import (
     EpochEndedError,
     FrameError,
+    StagemeshError,
     StepGapError,
     WindowExceededError,
 )
 from runtime.result_codec import result_from_proto
-from runtime.rpc import epoch_end_from_rpc
 from runtime.step import Step, StepResult
 from runtime.step_codec import step_to_header
 from scheduler import StageRecord
@@ -45,7 +46,9 @@ class EpochStreams:
         forward: Sequence[ForwardCall],
         send_seconds: float,
         wake: asyncio.Event,
+        addresses: tuple[tuple[str, ...], ...],
     ) -> None:
+        """`addresses` are those of the workers, by stage and rank."""
         self._epoch = plan.epoch
         self._forward = forward
         self._window = plan.window
@@ -55,7 +58,10 @@ class EpochStreams:
         self._credits = [plan.window] * len(forward)
         self._results: list[StepResult] = []
         self._records: list[StageRecord] = []
+        self._reporters = [Reporter(stage, 0, addresses) for stage in range(len(addresses))]
+        # Steps sent so far, and those that each stage has answered.
         self._num_sent = 0
+        self._num_answered = [0] * len(addresses)
 
     @property
     def num_sent(self) -> int:
@@ -86,11 +92,28 @@ class EpochStreams:
         except TimeoutError:
             detail = f"stage 0 did not take step {step.number} within {self._send_seconds:g} s"
             raise EpochEndedError(cause="send_timeout", detail=detail) from None
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            end = _ended("stage 0", error)
+        except grpc.aio.AioRpcError as error:
+            end = self._reporters[0].ended(error)
+        except asyncio.InvalidStateError:
+            end = self._reporters[0].closed("stream")
         else:
             return
         await raise_end(end)
+
+    def stalled(self, cause: str, detail: str) -> StagemeshError:
+        """The error of steps that do not come back, or are not taken.
+
+        Of the last stage that owes an answer to what the one before it has done: it may hold back
+        all those before it.
+        """
+        given = (self._num_sent, *self._num_answered)
+        owing = [stage for stage, (had, done) in enumerate(pairwise(given)) if done < had]
+        if owing:
+            waits_for = f"it has not answered step {self._num_answered[owing[-1]]}"
+            return self._reporters[owing[-1]].failed(cause, f"{detail}; {waits_for}")
+        if not self.can_send:
+            return self._reporters[0].failed(cause, detail)
+        return EpochEndedError(cause=cause, detail=detail)
 
     def take_results(self) -> list[StepResult]:
         """The last stage's results since the last call, in order."""
@@ -105,7 +128,8 @@ class EpochStreams:
     async def read_credits(self, rank: int) -> None:
         """Never returns: counts the credits of one rank of stage 0 until its stream ends."""
         call = self._forward[rank]
-        end = _closed("stage 0 closed its stream")
+        reporter = self._reporters[0]
+        end = reporter.closed("stream")
         expected = 0
         try:
             async for credit in call:
@@ -117,54 +141,61 @@ class EpochStreams:
                 self._credits[rank] += 1
                 self._wake.set()
         except grpc.aio.AioRpcError as error:
-            end = _ended("stage 0", error)
+            end = reporter.ended(error)
         await raise_end(end)
 
     async def read_results(
         self, stage: int, call: ResultsCall, record: RecordFn, vocab_size: int | None
     ) -> None:
         """Never returns: reads a rank 0's results; the last stage's carry `vocab_size`."""
-        who = _name(stage, 0)
-        end = _closed(f"{who} closed its results")
-        expected = 0
+        reporter = self._reporters[stage]
+        end = reporter.closed("results")
         parts: list[stage_pb2.StepResult] = []
         try:
             async for message in call:
                 if message.HasField("failure"):
-                    end = _told(who, message.failure)
+                    end = reporter.told(message.failure)
                     break
                 if message.continues:
                     check_part(message, parts, self._max_step_tokens)
                     parts.append(message)
                     continue
-                result = result_from_proto(message, parts)
+                self._take(stage, result_from_proto(message, parts), record, vocab_size)
                 parts = []
-                if result.step != expected or expected >= self._num_sent:
-                    raise StepGapError(expected=expected, actual=result.step)
-                expected += 1
-                told = StageRecord(result.step, stage, result.timing)
-                record(told)
-                self._records.append(told)
-                if vocab_size is not None:
-                    check_tokens((*result.sampled, *result.scored), vocab_size)
-                    self._results.append(result)
-                    self._wake.set()
         except grpc.aio.AioRpcError as error:
-            end = _ended(who, error)
+            end = reporter.ended(error)
+        except StagemeshError as error:
+            end = reporter.broke_a_rule(error)
         await raise_end(end)
 
+    def _take(
+        self, stage: int, result: StepResult, record: RecordFn, vocab_size: int | None
+    ) -> None:
+        """A stage's answer to a step; raises what it breaks."""
+        expected = self._num_answered[stage]
+        if result.step != expected or expected >= self._num_sent:
+            raise StepGapError(expected=expected, actual=result.step)
+        if vocab_size is not None:
+            check_tokens((*result.sampled, *result.scored), vocab_size)
+        self._num_answered[stage] += 1
+        told = StageRecord(result.step, stage, result.timing)
+        record(told)
+        self._records.append(told)
+        if vocab_size is not None:
+            self._results.append(result)
+            self._wake.set()
 
-async def read_failure(stage: int, rank: int, call: ResultsCall) -> None:
+
+async def read_failure(reporter: Reporter, call: ResultsCall) -> None:
     """Never returns: waits for what another rank than 0 failed of."""
-    who = _name(stage, rank)
-    end = _closed(f"{who} closed its results")
+    end = reporter.closed("results")
     try:
         async for message in call:
             if message.HasField("failure"):
-                end = _told(who, message.failure)
+                end = reporter.told(message.failure)
                 break
     except grpc.aio.AioRpcError as error:
-        end = _ended(who, error)
+        end = reporter.ended(error)
     await raise_end(end)
 
 
@@ -182,9 +213,10 @@ async def open_streams(
     The first error of a reader cancels the body and comes out in an exception group; all calls
     are cancelled at the end, which tells the stages that the epoch is over.
     """
+    addresses = tuple(tuple(link.member.name for link in ranks) for ranks in stages)
     forward = [link.forward() for link in stages[0]]
     results = [[link.results(plan.epoch) for link in ranks] for ranks in stages]
-    streams = EpochStreams(plan, forward, send_seconds, wake)
+    streams = EpochStreams(plan, forward, send_seconds, wake, addresses)
     try:
         async with asyncio.TaskGroup() as tasks:
             readers = [
@@ -196,7 +228,7 @@ async def open_streams(
                     for stage, calls in enumerate(results)
                 ),
                 *(
-                    read_failure(stage, rank, call)
+                    read_failure(Reporter(stage, rank, addresses), call)
                     for stage, calls in enumerate(results)
                     for rank, call in enumerate(calls)
                     if rank
@@ -209,22 +241,3 @@ async def open_streams(
     finally:
         for call in (*forward, *chain.from_iterable(results)):
             call.cancel()
-
-
-def _ended(who: str, error: grpc.aio.AioRpcError | asyncio.InvalidStateError) -> EpochEndedError:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return epoch_end_from_rpc(error, who)
-    return _closed(f"{who} closed its stream")
-
-
-def _name(stage: int, rank: int) -> str:
-    return f"stage {stage}, rank {rank}" if rank else f"stage {stage}"
-
-
-def _told(who: str, failure: stage_pb2.StageFailure) -> EpochEndedError:
-    detail = f"{who} at step {failure.step}: {failure.message}"
-    return EpochEndedError(cause=failure.code, detail=detail)
-
-
-def _closed(detail: str) -> EpochEndedError:
-    return EpochEndedError(cause="stream_closed", detail=detail)

@@ -5,23 +5,13 @@ waits a moment, in which the culprit's error ends the wait.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, Final, Never
 
-from coordinator.membership import Member
-from runtime.errors import (
-    EpochEndedError,
-    LinkBrokenError,
-    StagemeshError,
-    WorkerDiedError,
-    WorkerFailedError,
-    WorkerRefusedError,
-    find_errors,
-)
+from runtime.errors import EpochEndedError, LinkBrokenError, StagemeshError, find_errors
 from runtime.tasks import run_apart
 
 ECHO_SECONDS: Final = 0.25
-_NAMES_WORKER = (WorkerDiedError, WorkerFailedError, WorkerRefusedError)
 # Causes that say no more than: the other side is gone.
 _ECHOES: Final = frozenset(
     {
@@ -42,7 +32,7 @@ _ECHOES: Final = frozenset(
 
 async def raise_end(error: StagemeshError) -> Never:
     """Raises `error`, an echo only after a moment."""
-    if _is_echo(error):
+    if is_echo(error):
         await asyncio.sleep(ECHO_SECONDS)
     raise error
 
@@ -55,28 +45,12 @@ async def end_of(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
         causes = list(find_errors(error))
         if not causes:
             raise
-        return next((cause for cause in causes if not _is_echo(cause)), causes[0])
+        return next((cause for cause in causes if not is_echo(cause)), causes[0])
     raise AssertionError("an epoch ends with an error only")
 
 
-def suspects_of(
-    cause: StagemeshError, members: Sequence[Member], *, was_serving: bool
-) -> Sequence[Member]:
-    """Whom an end speaks against that was not planned: one of these is to blame, or nobody.
-
-    Those that the cause names. Where it names nobody, and the epoch did not come to serve, those
-    that never have, else all of them; while requests run, it may be a request's fault.
-    """
-    if isinstance(cause, _NAMES_WORKER):
-        return [member for member in members if member.name == cause.worker]
-    if isinstance(cause, LinkBrokenError):
-        return [member for member in members if member.name in (cause.worker, cause.peer)]
-    if was_serving:
-        return []
-    return [member for member in members if not member.has_served] or members
-
-
-def _is_echo(error: StagemeshError) -> bool:
+def is_echo(error: StagemeshError) -> bool:
+    """Whether it says no more than that somebody else is gone."""
     # A worker that reaches another no more may say so before the other is known to be gone.
     if isinstance(error, LinkBrokenError):
         return True

@@ -3,21 +3,11 @@
 Doors ask for keys, the mesh for certificates.
 """
 
-from dataclasses import dataclass
-
 from coordinator.api_keys import read_key_file
 from coordinator.options import CoordinatorOptions
 from runtime.addresses import is_loopback, is_unspecified
 from runtime.errors import OpenDoorError, WorkerRefusedError
-from runtime.tls import MeshTls, check_mesh_address
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How far links of the mesh may go: without `tls` on loopback only, unless `is_insecure`."""
-
-    tls: MeshTls | None = None
-    is_insecure: bool = False
+from runtime.tls import Reach, check_mesh_address
 
 
 def check_access(options: CoordinatorOptions) -> None:
@@ -47,7 +37,7 @@ def check_worker_address(address: str, reach: Reach) -> None:
             "give --advertise, or else --listen, an address of the worker's machine"
         )
         raise WorkerRefusedError(worker=address, reason=reason)
-    if reach.tls is None and not reach.is_insecure and not is_loopback(address):
+    if not reach.includes(address):
         reason = (
             "this mesh has no TLS and stays on loopback; give --tls-dir everywhere, or start the "
             "coordinator with --insecure-mesh in a network that you trust"

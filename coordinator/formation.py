@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from coordinator.assignment import Assignment, LoadReport
-from coordinator.membership import Member
+from coordinator.member import Member
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import served_len
 from coordinator.stages import EpochPlace, EpochPlan, StageLink

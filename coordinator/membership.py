@@ -5,89 +5,16 @@ workers are used for (`replica.py`).
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
 
 from coordinator.assignment import Assignment
-from coordinator.blames import Blames
-from runtime.devices import DeviceUsage
-from runtime.errors import (
-    InvalidRequestError,
-    ProtocolVersionError,
-    WorkerDiedError,
-    WorkerRefusedError,
-)
+from coordinator.member import Member, WorkerIdentity
+from coordinator.standing import Standing
+from runtime.errors import InvalidRequestError, ProtocolVersionError, WorkerRefusedError
 from runtime.rpc import split_address
-from runtime.step import RankActivity
 from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """What a worker says about itself at hello; `dtypes` are what it computes at full speed."""
-
-    protocol_version: int
-    build: str
-    worker_id: str
-    node: str
-    address: str
-    device_kind: str
-    device_name: str
-    memory_bytes: int
-    pid: int
-    metrics_address: str = ""
-    dtypes: tuple[str, ...] = ()
-
-
-@dataclass(eq=False, slots=True)
-class Member:
-    """One joined worker process; `held` is the part of a model that it has loaded.
-
-    `replica` is the one that it is lent to; `has_served` says that a canary came out right through
-    it, `usage` what its device said last, `activity` what it did in the epoch `active_epoch`, which
-    is a coordinator's id and a counter. `blame` is its part in tries that came to nothing: one
-    for each that it spoiled alone, less where others may have. `drain_deadline` is when it leaves
-    at the latest, in the event loop's time, and infinite while it is not asked to. `is_released`
-    says that it has left because it was.
-    """
-
-    identity: WorkerIdentity
-    held: Assignment | None = None
-    replica: int | None = None
-    usage: DeviceUsage | None = None
-    activity: RankActivity | None = None
-    active_epoch: tuple[str, int] = ("", 0)
-    has_served: bool = False
-    blame: Fraction = Fraction(0)
-    drain_deadline: float = math.inf
-    is_released: bool = False
-    gone_reason: str = ""
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def name(self) -> str:
-        """What people call it: where it answers."""
-        return self.identity.address
-
-    @property
-    def is_guilty(self) -> bool:
-        """It has spoiled a try, not only been there when one was."""
-        return self.blame >= 1
-
-    @property
-    def is_draining(self) -> bool:
-        """It is to leave as soon as it is not needed."""
-        return self.drain_deadline < math.inf
-
-    async def watch(self) -> None:
-        """Never returns: raises `WorkerDiedError` once the worker has left."""
-        await self.gone.wait()
-        raise WorkerDiedError(worker=self.name, detail=self.gone_reason)
-
 
 ChooseFn = Callable[[Sequence[Member]], tuple[Member, ...] | None]
 
@@ -98,7 +25,7 @@ class Membership:
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
         self._members: dict[str, Member] = {}
-        self._blames = Blames(max_workers)
+        self.standing = Standing(max_workers)
         self._changed = asyncio.Event()
 
     @property
@@ -114,7 +41,8 @@ class Membership:
         self.check(identity)
         for member in self._predecessors(identity):
             self.leave(member, "it joined anew")
-        member = Member(identity, held, blame=self._blames.of(identity.worker_id))
+        member = Member(identity, held)
+        self.standing.recall(member)
         self._members[identity.worker_id] = member
         self._changed.set()
         return member
@@ -137,30 +65,9 @@ class Membership:
         member.gone.set()
         self._changed.set()
 
-    def blame(self, suspects: Iterable[Member], now: float) -> list[Member]:
-        """Counts a try that one of `suspects` has spoiled; returns those that are guilty by now.
-
-        Each gets the same part of the blame. One that left by itself is not blamed: nobody had to
-        find out that it is gone.
-        """
-        there = [member for member in suspects if not member.gone.is_set()]
-        for member in there:
-            part = Fraction(1, len(there))
-            member.blame = self._blames.add(member.identity.worker_id, part, now)
-        return [member for member in there if member.is_guilty]
-
-    def acquit(self, members: Iterable[Member]) -> None:
-        """They serve together, so none of them is broken."""
-        for member in members:
-            member.has_served = True
-            member.blame = Fraction(0)
-            self._blames.drop(member.identity.worker_id)
-
     def forgive(self, now: float) -> None:
-        """Forgets the blame that has passed by `now`, so that whoever waits looks again."""
-        if self._blames.halve(now):
-            for member in self.members:
-                member.blame = self._blames.of(member.identity.worker_id)
+        """Forgets what has passed by `now`, so that whoever waits looks again."""
+        if self.standing.forgive(self.members, now):
             self._changed.set()
 
     @property

@@ -9,14 +9,16 @@ import grpc
 
 from coordinator.assignment_codec import assignment_from_proto
 from coordinator.draining import MAX_GRACE_SECONDS
-from coordinator.exposure import Reach, check_worker_address
-from coordinator.membership import MAX_FIELD_LENGTH, Member, Membership, WorkerIdentity
+from coordinator.exposure import check_worker_address
+from coordinator.member import Member, WorkerIdentity
+from coordinator.membership import MAX_FIELD_LENGTH, Membership
 from coordinator.preflight import Preflight
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.device_codec import usage_from_proto
 from runtime.errors import RefusedWorkerError
 from runtime.logs import get_logger
 from runtime.result_codec import activity_from_proto
+from runtime.tls import Reach
 from runtime.version import BUILD
 
 _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]

@@ -5,7 +5,7 @@ from typing import Any
 
 from coordinator.coordinator import Coordinator
 from coordinator.draining import MAX_GRACE_SECONDS, find_members
-from coordinator.membership import Member
+from coordinator.member import Member
 from coordinator.phases import Phase
 from coordinator.replica import Replica
 from coordinator.scheduler_telemetry import scheduler_state

@@ -11,6 +11,7 @@ from typing import Final
 from runtime.errors import (
     BadRequestError,
     BrokenModelError,
+    LinkBrokenError,
     RefusedWorkerError,
     StagemeshError,
     WorkerDiedError,
@@ -64,5 +65,9 @@ class Patience:
 
 
 def _words(cause: StagemeshError) -> str:
-    """What makes two failures equal; which worker failed, and of how many bytes, is by chance."""
-    return cause.code if isinstance(cause, WorkerFailedError) else str(cause)
+    """What makes two failures equal; which worker failed, and of how many bytes, is by chance.
+
+    So it is which of two workers was to reach the other.
+    """
+    by_chance = isinstance(cause, (WorkerFailedError, LinkBrokenError))
+    return cause.code if by_chance else str(cause)

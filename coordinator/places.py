@@ -1,35 +1,69 @@
 """Owns who carries out which assignment: the ranks of one stage on one host, weights kept.
 
 Pure functions of the plan and the members. Ranks of one stage share memory, so their workers must
-run on one node; different stages may be anywhere.
+run on one node; different stages may be anywhere that the stages beside them reach.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, count, groupby, pairwise, product, starmap
+from typing import Final
 
 from coordinator.assignment import Assignment
-from coordinator.membership import Member
+from coordinator.member import Member
+from coordinator.standing import Link
 
-# One stage's assignments, by rank.
+# One stage's assignments, by rank; and who carries them out.
 _Stage = tuple[Assignment, ...]
+_Ranks = tuple[Member, ...]
+
+# A search among many workers that reach few others ends in time, with nothing found.
+_MAX_DETOUR_STEPS: Final = 10_000
 
 
 def place(
-    assignments: Sequence[Assignment], members: Sequence[Member]
+    assignments: Sequence[Assignment],
+    members: Sequence[Member],
+    broken: AbstractSet[Link] = frozenset(),
 ) -> tuple[Member, ...] | None:
     """Who carries out which assignment; None while the members do not suffice.
 
     A stage goes first where most of it is loaded already, then to the host whose free worker joined
     first. Large stages choose before small ones (first-fit decreasing), which finds a place
     whenever there is one if all stages have as many ranks. Of those that have a part in tries that
-    came to nothing, no more are taken than must be, those with the least blame first.
+    came to nothing, no more are taken than must be, those with the least blame first. Where that
+    would send over a link in `broken`, others are taken, or the same in another order.
     """
+    placed = _place_least_blamed(assignments, members)
+    if placed is None or broken.isdisjoint(links_of(assignments, placed)):
+        return placed
+    return _detour(assignments, _computing(members), broken)
+
+
+def links_of(assignments: Sequence[Assignment], placed: Sequence[Member]) -> Iterator[Link]:
+    """Which worker sends to which in such a placement: every rank to every one of the next stage.
+
+    Most ranks send to one of them only, but hosts that do not reach each other are what breaks.
+    """
+    members = iter(placed)
+    stages = [[next(members) for _ in ranks] for ranks in _by_stage(assignments)]
+    return chain.from_iterable(starmap(_links, pairwise(stages)))
+
+
+def _links(senders: Sequence[Member], receivers: Sequence[Member]) -> Iterator[Link]:
+    pairs = product(senders, receivers)
+    return ((one.identity.worker_id, other.identity.worker_id) for one, other in pairs)
+
+
+def _place_least_blamed(
+    assignments: Sequence[Assignment], members: Sequence[Member]
+) -> tuple[Member, ...] | None:
     members = _computing(members)
-    blamed = [member for member in members if member.blame]
-    blamed.sort(key=lambda member: (member.blame, not _holds(member, assignments)))
-    usable = [member for member in members if not member.blame]
+    blamed = [member for member in members if member.gives_way]
+    blamed.sort(key=lambda member: (*member.demerits, not _holds(member, assignments)))
+    usable = [member for member in members if not member.gives_way]
     placed = _place(assignments, usable)
     while placed is None and blamed:
         usable.append(blamed.pop(0))
@@ -57,6 +91,46 @@ def _place(
         placed |= chosen
         free = [member for member in free if member not in chosen.values()]
     return tuple(placed[assignment] for assignment in assignments)
+
+
+def _detour(
+    assignments: Sequence[Assignment], members: Sequence[Member], broken: AbstractSet[Link]
+) -> tuple[Member, ...] | None:
+    """Likewise, over no broken link: the first that is found, depth first, stage by stage."""
+    stages = list(_by_stage(assignments))
+    choices = [_groups(ranks, members) for ranks in stages]
+    steps = count()
+
+    def extend(path: tuple[_Ranks, ...]) -> tuple[_Ranks, ...] | None:
+        if len(path) == len(stages):
+            return path
+        taken = set(chain.from_iterable(path))
+        for group in choices[len(path)]:
+            if next(steps) >= _MAX_DETOUR_STEPS:
+                return None
+            before = path[-1] if path else ()
+            if taken.isdisjoint(group) and broken.isdisjoint(_links(before, group)):
+                longer = extend((*path, group))
+                if longer is not None:
+                    return longer
+        return None
+
+    found = extend(())
+    return None if found is None else tuple(chain.from_iterable(found))
+
+
+def _groups(ranks: _Stage, members: Sequence[Member]) -> list[_Ranks]:
+    """Who may be the ranks of one stage, the best first: as `place` chooses, each worker once."""
+    groups: list[_Ranks] = []
+    members = sorted(members, key=lambda member: (*member.demerits, not _holds(member, ranks)))
+    for host in _hosts(members):
+        for begin in range(0, len(host) - len(ranks) + 1, len(ranks)):
+            settled = _settle(ranks, host[begin : begin + len(ranks)])
+            groups.append(tuple(settled[rank] for rank in ranks))
+    return sorted(
+        groups,
+        key=lambda group: (max(member.demerits for member in group), -_num_held(ranks, group)),
+    )
 
 
 def what_is_missing(assignments: Sequence[Assignment], members: Sequence[Member]) -> str:

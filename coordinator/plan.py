@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.assignment import Assignment
-from coordinator.membership import Member
+from coordinator.member import Member
 from coordinator.options import AUTO_DTYPE, CoordinatorOptions
 from runtime.errors import InvalidRequestError, NeverFitsError, RankCountError
 from runtime.model_config import ModelConfig

@@ -10,7 +10,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from coordinator.membership import WorkerIdentity
+from coordinator.member import WorkerIdentity
 from coordinator.stages import STATUS_SECONDS
 from protos import stage_pb2, stage_pb2_grpc
 from runtime.rpc import dial, error_from_rpc

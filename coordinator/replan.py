@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from coordinator.assignment import Assignment
-from coordinator.membership import Member
+from coordinator.member import Member
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from runtime.errors import StagemeshError

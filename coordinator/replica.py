@@ -16,7 +16,7 @@ from coordinator.canary_run import check_route, find_reference
 from coordinator.commons import Commons
 from coordinator.engine import Engine
 from coordinator.epoch import open_streams
-from coordinator.epoch_end import end_of, suspects_of
+from coordinator.epoch_end import end_of
 from coordinator.formation import (
     Ranks,
     by_stage,
@@ -25,13 +25,15 @@ from coordinator.formation import (
     make_limits,
     open_epoch,
 )
-from coordinator.membership import Member
+from coordinator.member import Member
 from coordinator.patience import Patience
 from coordinator.phases import NEXT_PHASES, Phase
+from coordinator.places import links_of
 from coordinator.replica_plan import ReplicaPlan
 from coordinator.stages import EpochId, EpochPlan, StageLink
 from coordinator.succession import Succession, is_planned
 from coordinator.telemetry import ReplicaTelemetry
+from coordinator.verdict import judge
 from runtime.errors import StagemeshError
 from runtime.logs import get_logger
 from runtime.version import BUILD
@@ -85,7 +87,9 @@ class Replica:
         """What it is doing or waiting for, for people."""
         text = self.phase.value
         if self.is_serving:
-            return text
+            if self._plan.is_whole:
+                return text
+            text += f" with {self._plan.options.pp} of {self._commons.options.pp} stages"
         if self.phase is Phase.WAITING:
             text += f": {self._plan.missing}"
         if self.phase is Phase.LOADING:
@@ -105,9 +109,10 @@ class Replica:
             guilty: list[Member] = []
             if not is_on_purpose:
                 self._patience.count(cause, has_just_served=self.is_serving)
-                suspects = suspects_of(cause, self.members, was_serving=self.is_serving)
                 now = asyncio.get_running_loop().time()
-                guilty = self._membership.blame(suspects, now)
+                guilty = judge(
+                    cause, self.members, self._membership, now, was_serving=self.is_serving
+                )
             if await self._plan.is_hopeless(self._patience, cause, self.members):
                 self.failure = str(cause)
                 self._enter(Phase.FAILED)
@@ -127,7 +132,8 @@ class Replica:
         self._enter(Phase.ENDED)
         log = self._log.info if is_on_purpose else self._log.warning
         log("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
-        self.engine.end_epoch(cause, is_planned=is_on_purpose)
+        if self.engine.end_epoch(cause, is_planned=is_on_purpose):
+            self._membership.standing.excuse(self._membership.members)
         for member in guilty:
             # Whoever is alive joins anew, behind those that have not been tried.
             self._membership.leave(member, self.last_cause)
@@ -144,14 +150,7 @@ class Replica:
                 tasks.create_task(member.watch())
             tasks.create_task(self._watch_succession())
             links = [
-                await stack.enter_async_context(
-                    StageLink.connect(
-                        member,
-                        options.call_seconds,
-                        options.load_progress_seconds,
-                        options.mesh_tls,
-                    )
-                )
+                await stack.enter_async_context(StageLink.connect(member, options))
                 for member in members
             ]
             limits, reference = await self._load(links)
@@ -213,7 +212,7 @@ class Replica:
             await check_route(make_loop, limits, reference, self.assignments[0].dtype)
             self._enter(Phase.SERVING)
             self._commons.has_served = True
-            self._membership.acquit(self.members)
+            self._membership.standing.acquit(self.members, links_of(self.assignments, self.members))
             self._show_start(limits)
             credits = self.telemetry.metrics.free_credits.labels(str(self.number))
             credits.set_function(lambda: streams.num_credits)

@@ -5,16 +5,18 @@ It takes workers out of the membership; giving them back is `replica.py`'s.
 
 import asyncio
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
 from coordinator.assignment import Assignment
 from coordinator.commons import Commons
-from coordinator.membership import Member
+from coordinator.member import Member
 from coordinator.options import CoordinatorOptions
 from coordinator.patience import Patience
 from coordinator.places import place, what_is_missing
 from coordinator.plan import settle_dtype, with_dtype
 from coordinator.replan import fits_memory, make_plan, smaller_options
+from coordinator.standing import Link
 from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import StagemeshError
 
@@ -45,6 +47,11 @@ class ReplicaPlan:
     def asked_for(self) -> tuple[Assignment, ...]:
         """The plan that was asked for, in the dtype that the mesh computes in."""
         return with_dtype(self._asked_for, self._commons.dtype)
+
+    @property
+    def is_whole(self) -> bool:
+        """It has as many stages as were asked for."""
+        return len(self.assignments) == len(self._asked_for)
 
     @property
     def missing(self) -> str:
@@ -78,35 +85,57 @@ class ReplicaPlan:
             and not member.is_guilty
             and not member.is_draining
         ]
-        placed = place(self.assignments, there)
+        placed = place(self.assignments, there, self._commons.membership.standing.broken_links)
         return placed is not None and set(placed) != set(members)
 
     async def take_members(self) -> tuple[Member, ...]:
         """Workers for the plan that was asked for, after a while for one that makes do with fewer.
 
-        Before the first service nothing less than what was asked for is served.
+        Before the first service nothing less than what was asked for is served. Over a broken link
+        only if there is no other way at all.
         """
         membership = self._commons.membership
         self._carry_out(self._commons.options, self._asked_for)
         if not self._commons.has_served:
-            return await membership.take(self._replica, self._choose)
+            return await membership.take(self._replica, self._choose_whole)
         try:
             async with asyncio.timeout(self.options.replan_seconds):
-                return await membership.take(self._replica, self._choose)
+                return await membership.take(self._replica, self._choose_whole)
         except TimeoutError:
-            return await membership.take(self._replica, self._choose_smaller)
+            return await membership.take(self._replica, self._choose_any)
 
-    def _choose(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+    def _choose_whole(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+        """Its workers for the plan that was asked for, as soon as there are enough for it.
+
+        For a smaller one at once where they do not reach each other: to wait would not help.
+        """
+        broken = self._commons.membership.standing.broken_links
+        whole = self._choose(free, broken)
+        if whole is not None or self._choose(free) is None:
+            return whole
+        smaller = self._choose_smaller(free, broken) if self._commons.has_served else None
+        return smaller or self._choose(free)
+
+    def _choose_any(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+        """Its workers for the largest plan that is possible."""
+        broken = self._commons.membership.standing.broken_links
+        return self._choose_smaller(free, broken) or self._choose_smaller(free)
+
+    def _choose(
+        self, free: Sequence[Member], broken: AbstractSet[Link] = frozenset()
+    ) -> tuple[Member, ...] | None:
         """Its workers, if those that are free suffice; which also settles what they compute in."""
         commons = self._commons
         plan = with_dtype(self.assignments, commons.dtype)
         plan = settle_dtype(plan, commons.model.config, free)
-        members = place(plan, free)
+        members = place(plan, free, broken)
         if members is not None:
             self.assignments, commons.dtype = plan, plan[0].dtype
         return members
 
-    def _choose_smaller(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+    def _choose_smaller(
+        self, free: Sequence[Member], broken: AbstractSet[Link] = frozenset()
+    ) -> tuple[Member, ...] | None:
         """Its workers for the largest plan that is possible with those that are free."""
         model = self._commons.model
         for options in smaller_options(self._commons.options):
@@ -114,7 +143,7 @@ class ReplicaPlan:
             if plan is None:
                 continue
             self._carry_out(options, plan)
-            members = self._choose(free)
+            members = self._choose(free, broken)
             if members is not None and fits_memory(plan, members, self.weights_bytes):
                 return members
         self._carry_out(self._commons.options, self._asked_for)

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.coordinator import Coordinator
-from coordinator.exposure import Reach, check_access
+from coordinator.exposure import check_access
 from coordinator.guard import GrpcGuard
 from coordinator.http.app import make_app
 from coordinator.http.server import HttpServer
@@ -29,6 +29,7 @@ from runtime import peers, process, rpc
 from runtime.call_metrics import count_calls
 from runtime.logs import get_logger
 from runtime.loop_lag import observe_loop_lag
+from runtime.tls import Reach
 from runtime.version import BUILD
 
 __all__ = ["Addresses", "CoordinatorOptions", "run_coordinator", "serve_coordinator"]

@@ -17,12 +17,13 @@ from coordinator.assignment import Assignment, LoadReport
 from coordinator.assignment_codec import BACKENDS, OVERLAPS, assignment_to_proto
 from coordinator.canary import CanaryReference
 from coordinator.epoch_end import raise_end
-from coordinator.membership import Member
+from coordinator.member import Member
+from coordinator.options import CoordinatorOptions
 from coordinator.stage_errors import opening_error, stage_error
 from protos import stage_pb2, stage_pb2_grpc
 from runtime.errors import WorkerDiedError
 from runtime.rpc import dial
-from runtime.tls import MeshTls, Role
+from runtime.tls import Role
 
 ProgressFn = Callable[[int, int], None]
 ForwardCall = grpc.aio.StreamStreamCall[stage_pb2.Frame, stage_pb2.Credit]
@@ -90,16 +91,12 @@ class StageLink:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls,
-        member: Member,
-        call_seconds: float,
-        progress_seconds: float,
-        mesh_tls: MeshTls | None = None,
+        cls, member: Member, options: CoordinatorOptions
     ) -> AsyncIterator["StageLink"]:
         """A link whose channel, and with it every call left open, is closed at the end."""
-        tls = None if mesh_tls is None else mesh_tls.towards(Role.WORKER)
+        tls = None if options.mesh_tls is None else options.mesh_tls.towards(Role.WORKER)
         async with dial(member.identity.address, tls) as channel:
-            yield cls(member, channel, call_seconds, progress_seconds)
+            yield cls(member, channel, options.call_seconds, options.load_progress_seconds)
 
     async def load(self, assignment: Assignment, progress: ProgressFn) -> LoadReport:
         """Makes the worker load its part; `progress` gets bytes done and in all."""

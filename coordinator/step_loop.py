@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from coordinator.epoch import EpochStreams
-from runtime.errors import EpochEndedError
 from runtime.step import Step
 from scheduler import Activity, Scheduler, ScoreEvent, TokenEvent, Watchdog
 
@@ -52,7 +51,7 @@ class StepLoop:
         self._first_step = streams.num_sent
 
     async def run(self) -> None:
-        """Never returns; raises `EpochEndedError` when the watchdog finds that nothing moves."""
+        """Never returns; raises how the epoch ends when the watchdog finds that nothing moves."""
         while True:
             await self._turn()
             await self._wait()
@@ -101,7 +100,7 @@ class StepLoop:
                 await self._wake.wait()
         except TimeoutError:
             alarm = self._watchdog.alarm(activity)
-            raise EpochEndedError(cause=alarm.cause, detail=alarm.detail) from None
+            raise self._streams.stalled(alarm.cause, alarm.detail) from None
 
     def _activity(self) -> Activity:
         scheduler = self._scheduler

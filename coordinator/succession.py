@@ -12,11 +12,12 @@ from typing import Never
 
 from coordinator.assignment import Assignment
 from coordinator.engine import Engine
-from coordinator.epoch_end import suspects_of
-from coordinator.membership import Member, Membership
+from coordinator.member import Member
+from coordinator.membership import Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.places import place
 from coordinator.stages import StageLink
+from coordinator.verdict import judge
 from runtime.errors import EpochEndedError, StagemeshError, find_error
 from runtime.logs import get_logger
 
@@ -79,7 +80,8 @@ class Succession:
             return False
         # Who spoils one try after the other is no reason to end what serves.
         free = [member for member in self._membership.free if member.blame < _MAX_BLAME]
-        return place(self._wanted, [*self._staying, *free]) is not None
+        there = [*self._staying, *free]
+        return place(self._wanted, there, self._membership.standing.broken_links) is not None
 
     async def _hand_over(self) -> None:
         """Returns when nobody needs those that leave, or they will not wait any longer."""
@@ -113,9 +115,8 @@ class Succession:
     def _put_out_spares(self, cause: StagemeshError) -> None:
         """Those that failed; the others stand by again."""
         _log.warning("spare_failed", cause=str(cause))
-        suspects = suspects_of(cause, self.spares, was_serving=False)
         now = asyncio.get_running_loop().time()
-        for member in self._membership.blame(suspects, now):
+        for member in judge(cause, self.spares, self._membership, now, was_serving=False):
             self._membership.leave(member, str(cause))
         self._membership.give_back(self.spares)
         self.spares = ()
@@ -126,15 +127,13 @@ class Succession:
 
     def _successors(self, spares: Sequence[Member]) -> list[tuple[Assignment, Member]]:
         """Who of these takes over which part; none if they do not suffice."""
-        placed = place(self._assignments, [*self._staying, *spares]) or ()
+        there = [*self._staying, *spares]
+        placed = place(self._assignments, there, self._membership.standing.broken_links) or ()
         parts = zip(self._assignments, placed, strict=False)
         return [(part, member) for part, member in parts if member not in self._members]
 
     async def _load(self, part: Assignment, member: Member) -> None:
-        options = self._options
-        async with StageLink.connect(
-            member, options.call_seconds, options.load_progress_seconds, options.mesh_tls
-        ) as link:
+        async with StageLink.connect(member, self._options) as link:
             member.held = None
             await link.load(part, lambda done_bytes, total_bytes: None)
             member.held = part

@@ -745,6 +745,13 @@ class NextStageError(EpochEndedError):
     address: str
 
 
+@dataclass(eq=False, kw_only=True)
+class StageFailedError(EpochEndedError):
+    """Raised when a stage's own word, or its silence, ends the epoch; `workers` are its ranks."""
+
+    workers: tuple[str, ...]
+
+
 # ---- workers -------------------------------------------------------------------------------------
 
 

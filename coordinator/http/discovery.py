@@ -3,7 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from coordinator.membership import Member, Membership
+from coordinator.member import Member
+from coordinator.membership import Membership
 
 
 class Discovery:

@@ -40,6 +40,9 @@ class Behaviour:
     corrupt: Callable[[stage_pb2.StepResult], None] | None = None
     # The step before which to end the epoch with a failure, once.
     fail_at_step: int | None = None
+    # It ends the epoch, or stands still, at any token so far into a sequence: no canary is so long.
+    fails_from: int | None = None
+    stalls_from: int | None = None
     # The prompt that ends the epoch whenever it comes.
     poison: tuple[int, ...] = ()
     withhold_credits: bool = False
@@ -120,6 +123,8 @@ class FakeStage(stage_pb2_grpc.StageServicer):
                 if not self.behaviour.withhold_credits:
                     await context.write(stage_pb2.Credit(step=frame.step))
                 step = header_to_step(frame.header)
+                if _reaches(step, self.behaviour.stalls_from):
+                    await context.read()
                 self._fail_if_told(step, results)
                 result = self._run(step)
                 if self.opening.rank == 0:
@@ -163,7 +168,8 @@ class FakeStage(stage_pb2_grpc.StageServicer):
         is_due = behaviour.fail_at_step is not None and step.number >= behaviour.fail_at_step
         poison = behaviour.poison
         is_poisoned = any(chunk.token_ids[: len(poison)] == poison for chunk in step.chunks)
-        if not is_due and not (poison and is_poisoned):
+        is_beyond = _reaches(step, behaviour.fails_from)
+        if not is_due and not is_beyond and not (poison and is_poisoned):
             return
         behaviour.fail_at_step = None
         failure = stage_pb2.StageFailure(code="position", message="told to fail", step=step.number)
@@ -205,6 +211,11 @@ class FakeStage(stage_pb2_grpc.StageServicer):
         ids, logprobs = toy_top(self.slots.tokens[slot], max(1, num_logprobs))
         skewed = tuple(value + self.behaviour.skew_logprobs for value in logprobs[:num_logprobs])
         return SampledToken(slot, ids[0], logprobs[0], tuple(ids[:num_logprobs]), skewed)
+
+
+def _reaches(step: Step, position: int | None) -> bool:
+    ends = [chunk.position + len(chunk.token_ids) for chunk in step.chunks]
+    return position is not None and max(ends, default=0) > position
 
 
 @asynccontextmanager

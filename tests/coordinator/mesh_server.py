@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from coordinator.exposure import Reach
 from coordinator.membership import Membership
 from coordinator.mesh_service import MeshService
 from protos import mesh_pb2_grpc
 from runtime import rpc
+from runtime.tls import Reach
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
 
 _ON_LOOPBACK = Reach()

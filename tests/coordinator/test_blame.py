@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
@@ -40,15 +41,17 @@ def used(state: mesh_pb2.GetStateResponse) -> list[str]:
 
 
 @asynccontextmanager
-async def rejoining(mesh: ToyMesh) -> AsyncIterator[None]:
-    """Workers that are put out come back meanwhile, as real ones do."""
+async def rejoining(mesh: ToyMesh, **hello: Any) -> AsyncIterator[None]:
+    """Workers that are put out come back meanwhile, as real ones do, and say hello as before."""
 
     async def rejoin_for_ever() -> None:
         while True:
             there = {worker.hello.worker_id for worker in (await mesh.state()).workers}
             for worker in mesh.workers:
-                if worker.stage.worker_id not in there:
-                    await worker.join_mesh(mesh.mesh)
+                if worker.is_alive and worker.stage.worker_id not in there:
+                    # It may be put out again before it is welcome.
+                    with suppress(grpc.aio.AioRpcError, AssertionError):
+                        await worker.join_mesh(mesh.mesh, **hello)
 
     task = asyncio.create_task(rejoin_for_ever())
     try:
@@ -170,6 +173,7 @@ async def test_start_with_workers_that_do_not_reach_each_other_names_both(
         loading = asyncio.Event()
         first, second = [await mesh.add_worker(f"w{n}", loading=loading) for n in range(2)]
         first.stage.behaviour.unreachable = {second.address}
+        second.stage.behaviour.unreachable = {first.address}
         loading.set()
         async with rejoining(mesh):
             state = await outcome(mesh)

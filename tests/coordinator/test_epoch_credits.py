@@ -45,7 +45,7 @@ class Forward:
 async def test_read_credits_not_for_the_next_step_is_refused(
     credits: tuple[int, ...], error: type[Exception]
 ) -> None:
-    streams = EpochStreams(PLAN, [cast("Any", Forward(*credits))], 1.0, asyncio.Event())
+    streams = EpochStreams(PLAN, [cast("Any", Forward(*credits))], 1.0, asyncio.Event(), (("w0",),))
     await streams.send(Step(0))
     if error is FrameError:
         await streams.send(Step(1))

@@ -4,7 +4,7 @@ import pytest
 
 from coordinator.assignment import Assignment, LoadReport
 from coordinator.formation import check_devices, make_limits
-from coordinator.membership import Member, WorkerIdentity
+from coordinator.member import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
 from runtime.errors import WorkerRefusedError
 from scheduler import guess_costs

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.assignment import Assignment
-from coordinator.membership import Member, Membership, WorkerIdentity
+from coordinator.member import Member, WorkerIdentity
+from coordinator.membership import Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.places import place, what_is_missing
 from coordinator.plan import plan_replica
@@ -80,12 +81,12 @@ def test_place_worker_that_spoiled_a_try_comes_behind_newcomers_though_it_holds_
     )
     membership.join(good, held=plan[0])
     spoiler = membership.join(bad, held=plan[1])
-    assert membership.blame([spoiler], now=0.0) == [spoiler]
+    assert membership.standing.blame([spoiler], now=0.0) == [spoiler]
     membership.leave(spoiler, "its canary is wrong")
     membership.join(newcomer)
     back = membership.join(bad, held=plan[1])
     assert names(place(plan, membership.free)) == ["a", "c"]
-    membership.acquit([back])
+    membership.standing.acquit([back], ())
     membership.leave(back, "its network was gone")
     membership.join(bad, held=plan[1])
     assert names(place(plan, membership.free)) == ["a", "b"]
@@ -99,12 +100,12 @@ def test_place_of_two_that_may_have_spoiled_a_try_no_more_are_taken_than_must_be
         membership.join(replace(member(name).identity, protocol_version=PROTOCOL_VERSION), part)
         for name, part in zip("ab", plan, strict=True)
     )
-    assert membership.blame([first, second], now=0.0) == []
+    assert membership.standing.blame([first, second], now=0.0) == []
     assert names(place(plan, membership.free)) == ["a", "b"]
     membership.join(replace(member("c").identity, protocol_version=PROTOCOL_VERSION))
     assert names(place(plan, membership.free)) == ["a", "c"]
     # The other try came to nothing, too, so it was the one that was there both times.
-    assert membership.blame([first, membership.members[2]], now=1.0) == [first]
+    assert membership.standing.blame([first, membership.members[2]], now=1.0) == [first]
     assert names(place(plan, membership.free)) == ["c", "b"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.membership import Member, WorkerIdentity
+from coordinator.member import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import (
     head_cost_in_layers,

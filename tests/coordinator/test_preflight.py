@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator import preflight
-from coordinator.exposure import Reach
 from coordinator.membership import Membership
+from runtime.tls import Reach
 from runtime.version import PROTOCOL_VERSION
 from stagemesh.ports import reserve
 from tests.coordinator.mesh_server import mesh_server, workers

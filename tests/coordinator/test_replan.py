@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.membership import Member, WorkerIdentity
+from coordinator.member import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from coordinator.replan import fits_memory, make_plan, smaller_options

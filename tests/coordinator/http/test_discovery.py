@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from coordinator.http.discovery import Discovery
-from coordinator.membership import Membership, WorkerIdentity
+from coordinator.member import WorkerIdentity
+from coordinator.membership import Membership
 from runtime.version import PROTOCOL_VERSION
 from tests.coordinator.toy_mesh import toy_mesh
 
