@@ -153,7 +153,7 @@ async def test_replica_asked_length_exceeds_the_cache_names_the_numbers(toy_fold
     [
         ({"layers": (3, 3)}, "layers 3,3"),
         ({"pp": 9}, "9 stages"),
-        ({"max_model_len": 100_000}, "max_model_len"),
+        ({"max_model_len": 100_000}, "--max-model-len"),
     ],
 )
 async def test_replica_plan_does_not_fit_the_model_fails_before_loading(
