@@ -22,8 +22,9 @@ from tests.runtime.one_method import Context, serving
 
 async def test_error_of_an_address_where_nobody_is_says_only_why() -> None:
     async with dial("127.0.0.1:1") as channel:
+        call: Any = channel.unary_unary("/test/Call")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/test/Call")(b"", timeout=10)
+            await call(b"", timeout=10)
     assert error_from_rpc(caught.value) == ("unavailable", "Connection refused")
 
 
