@@ -93,9 +93,7 @@ def run_worker(options: WorkerOptions) -> None:
 
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
-    check_mesh_address(options.listen, "--listen", options.mesh_tls, options.is_mesh_insecure)
-    if options.model_path is not None:
-        await asyncio.to_thread(check_model_path, options.model_path)
+    await _check_options(options)
     sweep()
     device = _make_device(options)
     worker_id = str(uuid.uuid4())
@@ -134,6 +132,13 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
                 )
                 lag.cancel()
     _log.info("stopped", worker_id=worker_id)
+
+
+async def _check_options(options: WorkerOptions) -> None:
+    """Raises what can be seen to be wrong before anything is held."""
+    check_mesh_address(options.listen, "--listen", options.mesh_tls, options.is_mesh_insecure)
+    if options.model_path is not None:
+        await asyncio.to_thread(check_model_path, options.model_path)
 
 
 @asynccontextmanager
