@@ -7,9 +7,10 @@ decides what to send.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain, pairwise
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -221,18 +222,7 @@ async def open_streams(
         async with asyncio.TaskGroup() as tasks:
             readers = [
                 *(streams.read_credits(rank) for rank in range(len(forward))),
-                *(
-                    streams.read_results(
-                        stage, calls[0], record, vocab_size if stage == len(stages) - 1 else None
-                    )
-                    for stage, calls in enumerate(results)
-                ),
-                *(
-                    read_failure(Reporter(stage, rank, addresses), call)
-                    for stage, calls in enumerate(results)
-                    for rank, call in enumerate(calls)
-                    if rank
-                ),
+                *_result_readers(streams, results, addresses, record, vocab_size),
             ]
             running = [tasks.create_task(reader) for reader in readers]
             yield streams
@@ -241,3 +231,18 @@ async def open_streams(
     finally:
         for call in (*forward, *chain.from_iterable(results)):
             call.cancel()
+
+
+def _result_readers(
+    streams: EpochStreams,
+    results: Sequence[Sequence[ResultsCall]],
+    addresses: tuple[tuple[str, ...], ...],
+    record: RecordFn,
+    vocab_size: int,
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """One for each rank of each stage."""
+    for stage, (first, *others) in enumerate(results):
+        is_last = stage == len(results) - 1
+        yield streams.read_results(stage, first, record, vocab_size if is_last else None)
+        for rank, call in enumerate(others, start=1):
+            yield read_failure(Reporter(stage, rank, addresses), call)

@@ -19,7 +19,7 @@ from protos import mesh_pb2
 from runtime import peers, rpc
 from runtime.call_metrics import count_calls
 from runtime.device_codec import usage_to_proto
-from runtime.devices import make_probe
+from runtime.devices import DeviceProbe, make_probe
 from runtime.errors import DeviceStuckError, InvalidRequestError, find_error
 from runtime.logs import get_logger
 from runtime.loop_lag import observe_loop_lag
@@ -123,15 +123,18 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
                 await _stay_until_told(
                     me,
                     health,
-                    lambda: mesh_pb2.Heartbeat(
-                        usage=usage_to_proto(look()), activity=worker.activity()
-                    ),
+                    partial(_heartbeat, look, worker),
                     options.mesh_tls,
                     stop,
                     options.grace_seconds,
                 )
                 lag.cancel()
     _log.info("stopped", worker_id=worker_id)
+
+
+def _heartbeat(look: DeviceProbe, worker: Worker) -> mesh_pb2.Heartbeat:
+    """What the worker says of its device and of its work."""
+    return mesh_pb2.Heartbeat(usage=usage_to_proto(look()), activity=worker.activity())
 
 
 async def _check_options(options: WorkerOptions) -> None:
