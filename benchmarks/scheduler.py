@@ -10,7 +10,6 @@ once.
 """
 
 import argparse
-import gc
 import statistics
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from rich.table import Table
 
 from benchmarks import command
 from benchmarks.command import above_zero, whole
+from runtime import process
 from runtime.step import SampledToken, SlotSampling, StageTiming, Step
 from scheduler import (
     POLICY_NAMES,
@@ -209,8 +209,7 @@ def table_of(chosen: argparse.Namespace) -> Table:
         chosen.policy, chosen.running, chosen.in_flight
     ):
         load = EndlessLoad(policy, num_running, num_in_flight, chosen.waiting, chosen.memory)
-        gc.collect()
-        gc.freeze()  # as in the coordinator
+        process.spare_the_collector()  # as the coordinator does
         table.add_row(*row_of(load, chosen.steps))
     return table
 

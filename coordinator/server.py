@@ -5,7 +5,6 @@ each can be reached by those whom it is for. All of them run on one event loop.
 """
 
 import asyncio
-import gc
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -59,9 +58,7 @@ def run_coordinator(options: CoordinatorOptions) -> None:
     Raises `PortTakenError`, `OpenDoorError` or `KeyFileError` at once; what is wrong with the model
     is told by `GetState`, because whoever waits for this coordinator asks there.
     """
-    # What is imported stays; to look through it takes tens of milliseconds, in which nothing runs.
-    gc.collect()
-    gc.freeze()
+    process.spare_the_collector()
     process.run(
         lambda stop: serve_coordinator(options, stop), exit_with_parent=options.exit_with_parent
     )
