@@ -8,8 +8,12 @@ Of chunks and tokens there is one for every row of every step, so they are named
 dataclass takes three times as long to make.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import repeat
+from typing import Any, NamedTuple, TypeVar
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,14 @@ class ScoredToken:
     logprob: float
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+
+
+def make_rows(kind: type[Row], rows: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
+    """Named tuples of tuples with all of their fields.
+
+    It takes half the time of calling the class for each.
+    """
+    return map(tuple.__new__, repeat(kind), rows)
 
 
 @dataclass(frozen=True, slots=True)

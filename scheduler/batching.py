@@ -62,28 +62,31 @@ class Batcher:
         chosen = self._policy.choose_decodes(self._view)
         num_wanted = min(len(chosen), self._limits.max_step_tokens)
         self._take_ready(chosen, num_wanted)
-        if self.draft.num_tokens < num_wanted:
+        if len(self.draft.draws) < num_wanted:
             self._take_ready([each.sequence_id for each in self._view.ready], num_wanted)
 
     def _take_ready(self, sequence_ids: Iterable[int], num_wanted: int) -> None:
         """Takes decodes until there are so many, but for those that find no block."""
-        ready, draft = self._queues.ready, self.draft
-        taken = []
+        ready, draws = self._queues.ready, self.draft.draws
+        taken: list[TrackedSequence] = []
+        stays: list[Residence] = []
+        grown: dict[int, tuple[int, ...]] = {}
         for sequence_id in sequence_ids:
-            if draft.num_tokens == num_wanted:
+            if len(draws) == num_wanted:
                 break
             sequence = ready.get(sequence_id)
             if sequence is None:  # taken before, or preempted for a more urgent one in this loop
                 continue
             residence = sequence.residence
             assert residence is not None, f"sequence {sequence_id} is ready without a slot"
-            if residence.num_sent < residence.capacity:
-                draft.add_decode(residence)
-            elif self._find_block(sequence):
-                draft.add_decode(residence, self._residences.grow(residence))
-            else:
-                continue
+            if residence.num_sent == residence.capacity:
+                if not self._find_block(sequence):
+                    continue
+                grown[residence.slot] = self._residences.grow(residence)
+            draws[residence.slot] = residence  # from here on nobody takes its blocks
             taken.append(sequence)
+            stays.append(residence)
+        self.draft.add_decodes(stays, grown)
         self._queues.move_all(taken, Phase.READY, Phase.SAMPLING)
 
     def _find_block(self, sequence: TrackedSequence) -> bool:

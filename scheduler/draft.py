@@ -3,10 +3,9 @@
 What goes into it is decided in `batching.py`.
 """
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
-from runtime.step import SequenceChunk, SlotOpening, Step
+from runtime.step import SequenceChunk, SlotOpening, Step, make_rows
 from scheduler.feedback import StepWork
 from scheduler.sequence import Residence, TrackedSequence
 from scheduler.steps_in_flight import Score
@@ -27,11 +26,8 @@ class MicrobatchDraft:
         self._decode_context = 0
         # By slot, whose prompts go on after this step.
         self._going_on: dict[int, Residence] = {}
-
-    @property
-    def members(self) -> Iterable[Residence]:
-        """Those that it holds tokens of."""
-        return chain(self.draws.values(), self._going_on.values())
+        # Who has more full blocks with this step than before, or may have.
+        self.fillers: list[Residence] = []
 
     def __contains__(self, sequence: TrackedSequence) -> bool:
         residence = sequence.residence
@@ -39,17 +35,26 @@ class MicrobatchDraft:
             return False
         return residence.slot in self.draws or residence.slot in self._going_on
 
-    def add_decode(self, residence: Residence, new_block_ids: tuple[int, ...] = ()) -> None:
-        """Adds the newest token of a sequence, the only one of it that is unsent."""
-        slot, position = residence.slot, residence.num_sent
-        assert slot not in self.draws, f"slot {slot} is in twice"
-        token_ids = (residence.sequence.token_ids[position],)
-        self.chunks.append(SequenceChunk(slot, position, token_ids, new_block_ids, True))
-        residence.num_sent = position + 1
-        self.num_tokens += 1
-        self._num_decodes += 1
-        self._decode_context += position
-        self.draws[slot] = residence
+    def add_decodes(
+        self, residences: Sequence[Residence], grown: Mapping[int, tuple[int, ...]]
+    ) -> None:
+        """Adds the newest token of each, the only one of it that is unsent.
+
+        They stand in `draws` already. `grown` has the new blocks of those that have any, by slot.
+        """
+        rows, context = [], 0
+        for residence in residences:
+            slot, position = residence.slot, residence.num_sent
+            token_ids = (residence.sequence.token_ids[position],)
+            rows.append((slot, position, token_ids, grown.get(slot, ()), True, None))
+            context += position
+            residence.num_sent = position + 1
+            if residence.num_sent == residence.capacity:
+                self.fillers.append(residence)
+        self.chunks.extend(make_rows(SequenceChunk, rows))
+        self.num_tokens += len(residences)
+        self._num_decodes += len(residences)
+        self._decode_context += context
 
     def add_prompt(
         self, residence: Residence, num_tokens: int, new_block_ids: tuple[int, ...] = ()
@@ -71,6 +76,7 @@ class MicrobatchDraft:
         else:
             self._prefill_attention += num_tokens * (2 * start + num_tokens)
         (self.draws if samples else self._going_on)[slot] = residence
+        self.fillers.append(residence)
         if positions:
             self.scores.append(Score(residence, positions))
 

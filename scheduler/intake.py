@@ -81,9 +81,9 @@ class Intake:
             self._num_steps_to_forecast = len(running) // NUM_RUNNING_PER_STEP
         self._most_running = len(running) + number
 
-    def served(self, sequences: Iterable[TrackedSequence]) -> None:
-        """Each of these has one more token."""
-        for tenant, number in Counter([each.request.tenant for each in sequences]).items():
+    def served(self, tenants: Iterable[str]) -> None:
+        """One more token for a sequence of each of these."""
+        for tenant, number in Counter(tenants).items():
             self.shares.charge(tenant, number * OUTPUT_WEIGHT)
 
     def ended(self, sequence: TrackedSequence) -> None:

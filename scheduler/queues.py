@@ -54,9 +54,10 @@ class SequenceQueues:
         assert before in ENTERED_FROM[after], f"no way from {before!r} to {after!r}"
         source, target = self._queues[before], self._queues[after]
         for sequence in sequences:
-            del source[sequence.sequence_id]
+            sequence_id = sequence.sequence_id
+            del source[sequence_id]
+            target[sequence_id] = sequence
             sequence.phase = after
-            target[sequence.sequence_id] = sequence
 
     def remove(self, sequence: TrackedSequence) -> None:
         """Forgets a sequence."""

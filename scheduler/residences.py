@@ -207,5 +207,6 @@ class Residences:
         assert residence.capacity == capacity, f"slot {slot} has room for {capacity}"
         assert residence.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
         assert len(set(residence.block_ids)) == len(residence.block_ids), f"slot {slot} has twins"
-        num_full = residence.num_sent // self._limits.block_size
-        assert residence.num_named <= num_full, f"slot {slot} has named what it has not filled"
+        if self._limits.prefix_caching:
+            num_full = residence.num_sent // self._limits.block_size
+            assert residence.num_named == num_full, f"slot {slot} has {num_full} full blocks"

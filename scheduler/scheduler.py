@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from runtime.errors import QueueFullError
-from runtime.step import SampledToken, ScoredToken, Step
+from runtime.step import SampledToken, ScoredToken, Step, make_rows
 from scheduler.batching import Batcher
 from scheduler.feedback import StageRecord
 from scheduler.insight import SchedulerInsight
@@ -19,7 +19,15 @@ from scheduler.limits import SchedulerLimits
 from scheduler.pipeline_meter import PipelineMeter
 from scheduler.policy import Policy
 from scheduler.population import Population
-from scheduler.sequence import Phase, ScoreEvent, SequenceRequest, TokenEvent, TrackedSequence
+from scheduler.sequence import (
+    FinishReason,
+    Phase,
+    Residence,
+    ScoreEvent,
+    SequenceRequest,
+    TokenEvent,
+    TrackedSequence,
+)
 from scheduler.steps_in_flight import StepsInFlight
 
 
@@ -95,13 +103,12 @@ class Scheduler:
 
         Raises StepGapError for another step and FrameError for tokens that were not asked for.
         """
-        tokens = self._in_flight.complete(step, sampled)
+        drawn = self._in_flight.complete(step, sampled)
         sent = self._in_flight.sent(step)
         assert sent is not None, f"step {step} was sent and is forgotten"
         self._policy.complete(sent, now)
         self._meter.complete(sent, now)
-        self._intake.served(sequence for sequence, _ in tokens)
-        return self._accept(tokens, now)
+        return self._accept(drawn, now)
 
     def observe(self, record: StageRecord) -> None:
         """Takes what one stage measured of one step, before or after the step's result.
@@ -158,7 +165,7 @@ class Scheduler:
         self.num_preemptions += batcher.num_preempted
         self.num_queried_tokens += batcher.num_queried_tokens
         self.num_hit_tokens += batcher.num_hit_tokens
-        residences.name_filled(draft.members)
+        residences.name_filled(draft.fillers)
         if not draft.chunks and (self._in_flight or not residences.has_releases):
             return None
         step = draft.to_step(self._in_flight.next_number, residences.take_releases())
@@ -224,24 +231,31 @@ class Scheduler:
     # ---- inside ----------------------------------------------------------------------------------
 
     def _accept(
-        self, tokens: Iterable[tuple[TrackedSequence, SampledToken]], now: float
+        self, drawn: Iterable[tuple[Residence, SampledToken]], now: float
     ) -> tuple[TokenEvent, ...]:
-        events, going_on = [], []
-        for sequence, token in tokens:
+        events: list[tuple[int, SampledToken, FinishReason | None]] = []
+        tenants, going_on = [], []
+        for residence, token in drawn:
+            sequence = residence.sequence
+            if sequence.residence is not residence:
+                continue  # it lost its slot, or is gone
+            tenants.append(sequence.tenant)
             finish_reason = None
             if token.problem:
                 self._population.forget(sequence)
             else:
                 if sequence.first_token_at is None:
+                    sequence.first_token_at = now
                     self._meter.first_token(sequence, now)
-                finish_reason = sequence.accept(token.token_id, now)
+                finish_reason = sequence.accept(token.token_id)
                 if finish_reason is None:
                     going_on.append(sequence)
                 else:
                     self._end(sequence, now)
-            events.append(TokenEvent(sequence.sequence_id, token, finish_reason))
+            events.append((sequence.sequence_id, token, finish_reason))
+        self._intake.served(tenants)
         self._population.queues.move_all(going_on, Phase.SAMPLING, Phase.READY)
-        return tuple(events)
+        return tuple(make_rows(TokenEvent, events))
 
     def _end(self, sequence: TrackedSequence, now: float) -> None:
         self._meter.finish(sequence, now)

@@ -131,12 +131,17 @@ class TrackedSequence:
     is_charged: bool = False
     rank: int = field(init=False)
     due_key: tuple[float, float, int] = field(init=False)
-    sequence_id: int = field(init=False)  # the request's, kept here because every token asks often
+    # The request's, kept here because steps ask often.
+    sequence_id: int = field(init=False)
+    tenant: str = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
     _hashes: BlockHashes = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
         self.sequence_id = request.sequence_id
+        self.tenant = request.tenant
+        self.stop_ids = request.stop_ids
         self.rank = request.priority
         self.due_key = (request.first_token_due, request.arrival, request.sequence_id)
         self._hashes = BlockHashes(self.request.cache_salt)
@@ -179,11 +184,10 @@ class TrackedSequence:
             return range(0)
         return range(start + 1, min(end + 1, len(self.request.prompt_ids)))
 
-    def accept(self, token_id: int, now: float) -> FinishReason | None:
-        """Appends a token drawn by `now` and says whether it was the last."""
-        if self.first_token_at is None:
-            self.first_token_at = now
-        self.token_ids.append(token_id)
-        if token_id in self.request.stop_ids:
+    def accept(self, token_id: int) -> FinishReason | None:
+        """Appends a token that was drawn and says whether it was the last."""
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if token_id in self.stop_ids:
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.token_ids) >= self.final_len else None
+        return FinishReason.LENGTH if len(token_ids) >= self.final_len else None

@@ -5,7 +5,7 @@ happens to its sequences meanwhile.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -94,8 +94,8 @@ class StepsInFlight:
 
     def complete(
         self, number: int, sampled: Sequence[SampledToken]
-    ) -> list[tuple[TrackedSequence, SampledToken]]:
-        """Takes the result of the oldest step; returns the tokens of live residences.
+    ) -> Iterable[tuple[Residence, SampledToken]]:
+        """Takes the result of the oldest step; returns the tokens, also of those gone meanwhile.
 
         Raises StepGapError for any other step and FrameError unless exactly the tokens that it was
         to draw came; then nothing has changed.
@@ -104,15 +104,18 @@ class StepsInFlight:
         if number != expected_number or not self._draws_of_step:
             raise StepGapError(expected=expected_number, actual=number)
         draws = self._draws_of_step[0]
-        tokens = {token.slot: token for token in sampled}
-        if tokens.keys() != draws.keys() or len(sampled) != len(draws):
-            raise FrameError(
-                what=f"slots sampled by step {number}",
-                expected=tuple(sorted(draws)),
-                actual=tuple(sorted(token.slot for token in sampled)),
-            )
+        slots = [token.slot for token in sampled]
+        if slots != list(draws):  # mostly they come in order
+            if sorted(slots) != sorted(draws):
+                raise FrameError(
+                    what=f"slots sampled by step {number}",
+                    expected=tuple(sorted(draws)),
+                    actual=tuple(sorted(slots)),
+                )
+            tokens = dict(zip(slots, sampled, strict=True))
+            sampled = [tokens[slot] for slot in draws]
         self._draws_of_step.popleft()
-        return [(each.sequence, tokens[slot]) for slot, each in draws.items() if each.is_live]
+        return zip(draws.values(), sampled, strict=True)
 
     def awaited(self) -> list[TrackedSequence]:
         """The sequences that get a token from a step in flight, sorted by id."""
