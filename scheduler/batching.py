@@ -163,15 +163,15 @@ class Batcher:
     def _is_being_computed(self, sequence: TrackedSequence, num_cached: int) -> bool:
         """Whether another's prompt, under way or in this microbatch, fills its next block alike."""
         block_size = self._limits.block_size
-        if not self._residences.may_share(sequence, num_cached):
+        if num_cached == self._residences.num_sharable(sequence):
             return False
-        name = sequence.block_hash(num_cached, block_size)
+        name = sequence.block_name(num_cached, block_size)
         num_tokens = (num_cached + 1) * block_size
         return any(
             other.residence is not None
             and other.residence.num_named == num_cached
             and len(other.token_ids) >= num_tokens
-            and other.block_hash(num_cached, block_size) == name
+            and other.block_name(num_cached, block_size) == name
             for other in chain(self._queues.of(Phase.PREFILL), self._prompts)
         )
 

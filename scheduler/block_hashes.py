@@ -5,9 +5,10 @@ before it and of its own tokens (the chained block hashes of vLLM's prefix cache
 cryptographic hash: whoever could make two blocks collide would read another client's prompt.
 """
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import blake2b
+from struct import Struct
 
 HASH_BYTES = 16
 
@@ -22,15 +23,23 @@ class BlockHashes:
         self._salt = salt.encode()
         self._hashes: list[bytes] = []
 
-    def get(self, index: int, token_ids: Sequence[int], block_size: int) -> bytes:
-        """The name of block `index`, which `token_ids` must fill; they may only ever grow."""
-        hashes = self._hashes
-        while len(hashes) <= index:
+    def first(self, num_blocks: int, token_ids: Sequence[int], block_size: int) -> Sequence[bytes]:
+        """At least the names of so many blocks, which `token_ids` must fill.
+
+        The tokens may only ever grow.
+        """
+        hashes, pack = self._hashes, _packer(block_size)
+        while len(hashes) < num_blocks:
             start = len(hashes) * block_size
-            tokens = array("q", token_ids[start : start + block_size])
-            assert len(tokens) == block_size, f"block {index} is not full"
+            tokens = token_ids[start : start + block_size]
+            assert len(tokens) == block_size, f"block {len(hashes)} is not full"
             parent = hashes[-1] if hashes else self._salt
-            digest = blake2b(parent, digest_size=HASH_BYTES)
-            digest.update(tokens.tobytes())
+            digest = blake2b(parent + pack(*tokens), digest_size=HASH_BYTES)
             hashes.append(digest.digest())
-        return hashes[index]
+        return hashes
+
+
+@cache
+def _packer(num_tokens: int) -> Callable[..., bytes]:
+    """Makes bytes of so many tokens."""
+    return Struct(f"{num_tokens}q").pack

@@ -40,10 +40,20 @@ class BlockManager:
     def take(self, num_blocks: int) -> tuple[int, ...]:
         """Takes so many blocks, of which at least as many must be free."""
         assert num_blocks <= self.num_free, f"{num_blocks} blocks of {self.num_free} free"
-        block_ids = tuple(self._take_one() for _ in range(num_blocks))
-        for block_id in block_ids:
-            self._num_holders[block_id] = 1
-        return block_ids
+        return tuple([self.take_one() for _ in range(num_blocks)])
+
+    def take_one(self) -> int:
+        """Takes a block, of which one must be free."""
+        if self._first_fresh < self._num_blocks:
+            block_id = self._first_fresh
+            self._first_fresh += 1
+        elif self._freed:
+            block_id = self._freed.popleft()
+        else:
+            block_id, _ = self._idle.popitem(last=False)
+            del self._block_of[self._name_of.pop(block_id)]
+        self._num_holders[block_id] = 1
+        return block_id
 
     def find(self, name: bytes) -> int | None:
         """The block of that name, held or free, or None."""
@@ -79,16 +89,6 @@ class BlockManager:
                 self._idle[block_id] = None
             else:
                 self._freed.append(block_id)
-
-    def _take_one(self) -> int:
-        if self._first_fresh < self._num_blocks:
-            self._first_fresh += 1
-            return self._first_fresh - 1
-        if self._freed:
-            return self._freed.popleft()
-        block_id, _ = self._idle.popitem(last=False)
-        del self._block_of[self._name_of.pop(block_id)]
-        return block_id
 
     def check_integrity(self, held: Iterable[int], num_blocks: int) -> None:
         """Asserts that `held`, a block once for each holder, are all that is held; none is lost."""

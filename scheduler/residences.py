@@ -78,8 +78,8 @@ class Residences:
         """
         found: list[int] = []
         block_size = self._limits.block_size
-        while self.may_share(sequence, len(found)):
-            block_id = self._blocks.find(sequence.block_hash(len(found), block_size))
+        for index in range(self.num_sharable(sequence)):
+            block_id = self._blocks.find(sequence.block_name(index, block_size))
             if block_id is None:
                 break
             found.append(block_id)
@@ -87,11 +87,11 @@ class Residences:
         sequence.num_shared = sum(map(self._blocks.is_held, found)) * block_size
         return tuple(found)
 
-    def may_share(self, sequence: TrackedSequence, index: int) -> bool:
-        """Whether it might find block `index` of its tokens cached."""
+    def num_sharable(self, sequence: TrackedSequence) -> int:
+        """How many blocks of its tokens it might find cached, from the first."""
         if not (self._limits.prefix_caching and sequence.request.reads_prefix_cache):
-            return False
-        return (index + 1) * self._limits.block_size < len(sequence.token_ids)
+            return 0
+        return (len(sequence.token_ids) - 1) // self._limits.block_size
 
     def blocks_to_open(self, sequence: TrackedSequence) -> int:
         """Blocks for all known tokens and the next one, if that will need a position."""
@@ -138,11 +138,11 @@ class Residences:
 
     def grow(self, residence: Residence) -> tuple[int, ...]:
         """Takes one more block, of which one must be free, and returns it."""
-        block_ids = self._blocks.take(1)
-        residence.block_ids.extend(block_ids)
+        block_id = self._blocks.take_one()
+        residence.block_ids.append(block_id)
         residence.capacity += self._limits.block_size
         self._num_held += 1
-        return block_ids
+        return (block_id,)
 
     def name_filled(self, residences: Iterable[Residence]) -> None:
         """Lets others share the blocks that these have filled; the steps that do so are sent."""
@@ -150,11 +150,11 @@ class Residences:
             return
         block_size = self._limits.block_size
         for residence in residences:
-            while (residence.num_named + 1) * block_size <= residence.num_sent:
-                index = residence.num_named
-                name = residence.sequence.block_hash(index, block_size)
-                self._blocks.name(residence.block_ids[index], name)
-                residence.num_named += 1
+            num_full = residence.num_sent // block_size
+            names = residence.sequence.block_names(num_full, block_size)
+            for index in range(residence.num_named, num_full):
+                self._blocks.name(residence.block_ids[index], names[index])
+            residence.num_named = num_full
 
     def close(self, sequence: TrackedSequence) -> None:
         """Takes slot and blocks back, if the sequence has any."""

@@ -3,6 +3,7 @@
 It decides nothing: which queue a sequence stands in and what it runs next is the scheduler's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import NamedTuple
@@ -167,9 +168,13 @@ class TrackedSequence:
         """Tokens reported so far."""
         return len(self.token_ids) - len(self.request.prompt_ids)
 
-    def block_hash(self, index: int, block_size: int) -> bytes:
+    def block_names(self, num_blocks: int, block_size: int) -> Sequence[bytes]:
+        """The names of at least so many blocks that its tokens fill, from the first."""
+        return self._hashes.first(num_blocks, self.token_ids, block_size)
+
+    def block_name(self, index: int, block_size: int) -> bytes:
         """The name of a block that its tokens fill."""
-        return self._hashes.get(index, self.token_ids, block_size)
+        return self.block_names(index + 1, block_size)[index]
 
     def start_epoch(self, final_len: int) -> None:
         """Forgets where it lay; blocks may have another size from now on."""
