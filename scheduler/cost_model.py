@@ -9,6 +9,7 @@ of the residuals scales all costs at once: what throttles a device slows everyth
 """
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -87,14 +88,13 @@ class CostEstimator:
         if self.num_records >= NUM_EARLY and self._num_unsolved < NUM_UNSOLVED:
             return self.costs
         self._num_unsolved = 0
-        normal = self._normals.sum(axis=0) + np.diag(self._precision)
-        moment = self._moments.sum(axis=0) + self._precision * self._prior_mean
+        normal = self._normals.sum(axis=0) + self._prior_normal
+        moment = self._moments.sum(axis=0) + self._prior_moment
         free = np.arange(len(_SIZES))
-        while True:
-            solution = np.linalg.solve(normal[np.ix_(free, free)], moment[free])
-            if (solution >= 0.0).all():
-                break
+        solution = np.linalg.solve(normal, moment)
+        while not (solution >= 0.0).all():
             free = free[solution > 0.0]
+            solution = np.linalg.solve(normal[free[:, None], free], moment[free])
         theta = np.zeros(len(_SIZES))
         theta[free] = solution
         self.costs = StageCosts(*(theta / _SIZES).tolist())
@@ -121,8 +121,9 @@ class CostEstimator:
         mean = np.array(prior.coefficients) * _SIZES
         large = max(prior.seconds(LARGE_STEP), _TINY)
         # In relative errors, as the evidence: a record of the large step weighs 1 / large^2.
-        self._precision = weight / np.maximum(mean, 0.1 * large) ** 2
-        self._prior_mean = mean
+        precision = weight / np.maximum(mean, 0.1 * large) ** 2
+        self._prior_normal = np.diag(precision)
+        self._prior_moment = precision * mean
         self._normals = np.zeros((_NUM_STRATA, len(mean), len(mean)))
         self._moments = np.zeros((_NUM_STRATA, len(mean)))
 
@@ -135,7 +136,8 @@ class CostEstimator:
         self._deviation = max(self._deviation, MIN_DEVIATION)
         self._num_unsolved += 1
         row = np.array(features(work)) / (_SIZES * predicted)
-        normal, moment = self._normals[_stratum(work)], self._moments[_stratum(work)]
+        stratum = _stratum(work)
+        normal, moment = self._normals[stratum], self._moments[stratum]
         normal *= FORGETTING
         normal += weight * row[:, None] * row
         moment *= FORGETTING
@@ -146,4 +148,4 @@ def _stratum(work: StepWork) -> int:
     """Only decodes, or prompts of one of the sizes between the knots."""
     if work.num_tokens == work.num_decodes:
         return 0
-    return 1 + sum(work.num_tokens > knot for knot in KNOTS)
+    return 1 + bisect_left(KNOTS, work.num_tokens)

@@ -62,15 +62,18 @@ class CycleLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class NeededRates:
-    """Prompt tokens a second that bring those in line their first tokens in time.
+class PromptLine:
+    """The prompts that find slot and memory: how many tokens, and the position of a typical one.
 
+    The rates are prompt tokens a second that bring all of them their first tokens in time.
     `promised` counts prompts whose clients said when, until it is too late for them; `hoped` counts
     all, by the deadlines that order the line, and is infinite where one has passed.
     """
 
-    promised: float
-    hoped: float
+    num_tokens: int = 0
+    context: float = 0.0
+    promised: float = 0.0
+    hoped: float = 0.0
 
 
 def cycle_seconds(
@@ -108,41 +111,40 @@ def _sample(view: SchedulerView) -> Sequence[SequenceView]:
     return view.ready[:: -(-len(view.ready) // MAX_SAMPLE) or 1]
 
 
-def thrift(view: SchedulerView, needed: NeededRates, rate: float) -> float:
+def thrift(view: SchedulerView, prompts: PromptLine, rate: float) -> float:
     """As far as the cache is full, or prompts need little of the `rate` that there is."""
     used = 1.0 - view.num_blocks_free / view.limits.num_blocks
-    return max(used, 1.0 - needed.hoped / (EASY_SHARE * rate))
+    return max(used, 1.0 - prompts.hoped / (EASY_SHARE * rate))
 
 
-def needed_rates(view: SchedulerView) -> NeededRates:
-    """What the prompts in line need that find slot and memory."""
-    promised, hoped, num_tokens = 0.0, 0.0, 0
-    for sequence in (*view.prefilling, *view.waiting[: view.num_admissible]):
-        num_tokens += sequence.num_unsent
-        left = sequence.request.first_token_due - view.now
-        rate = num_tokens / left if left > 0.0 else math.inf
-        hoped = max(hoped, rate)
-        if left > 0.0 and sequence.request.ttft_target_seconds is not None:
-            promised = max(promised, rate)
-    return NeededRates(promised, hoped)
-
-
-def load_of(view: SchedulerView) -> CycleLoad:
-    """What there is to do now: of those that wait only who finds slot and memory.
+def prompts_of(view: SchedulerView) -> PromptLine:
+    """The prompts to compute now: of those that wait only who finds slot and memory.
 
     While memory is what they wait for, longer chunks bring nothing, and a shorter cycle ends the
     running ones sooner.
     """
-    sample = _sample(view)
-    mean_context = sum(each.num_sent for each in sample) / len(sample) if sample else 0.0
-    num_prompt_tokens, moments = 0, 0.0
+    now, num_tokens, moments, promised, hoped = view.now, 0, 0.0, 0.0, 0.0
     for sequence in (*view.prefilling, *view.waiting[: view.num_admissible]):
         num_unsent = sequence.num_unsent
-        num_prompt_tokens += num_unsent
+        num_tokens += num_unsent
         moments += num_unsent * (sequence.num_sent + num_unsent / 2)
+        left = sequence.first_token_due - now
+        rate = num_tokens / left if left > 0.0 else math.inf
+        if rate > hoped:
+            hoped = rate
+        if rate > promised and left > 0.0 and sequence.request.ttft_target_seconds is not None:
+            promised = rate
+    context = moments / num_tokens if num_tokens else 0.0
+    return PromptLine(num_tokens, context, promised, hoped)
+
+
+def load_of(view: SchedulerView, prompts: PromptLine) -> CycleLoad:
+    """What there is to do now."""
+    sample = _sample(view)
+    mean_context = sum(each.num_sent for each in sample) / len(sample) if sample else 0.0
     return CycleLoad(
         num_decodes=view.num_decoding,
         decode_context=int(mean_context * view.num_decoding),
-        num_prompt_tokens=num_prompt_tokens,
-        prompt_context=moments / num_prompt_tokens if num_prompt_tokens else 0.0,
+        num_prompt_tokens=prompts.num_tokens,
+        prompt_context=prompts.context,
     )

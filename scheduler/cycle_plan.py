@@ -7,11 +7,12 @@ predicted seconds; nothing here keeps state.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from scheduler.cycle_aims import CycleLimits, CycleLoad
+from scheduler.cycle_aims import CycleLimits
+from scheduler.cycle_basis import CycleBasis, DecodeShare
 from scheduler.feedback import StepWork
-from scheduler.stage_costs import KNOTS, StageCosts, sum_costs
+from scheduler.stage_costs import KNOTS, StageCosts
 
 MIN_FIXED_SHARE = 0.04
 """Without a target, a microbatch grows until its fixed cost is this share of it, and no further."""
@@ -29,9 +30,8 @@ NEGLIGIBLE = 0.01
 """What fewer microbatches may lose and are still better: each one costs everybody a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class CyclePlan:
-    """One way to run a cycle.
+class CyclePlan(NamedTuple):
+    """One way to run a cycle; a tuple, because the best of many is sought in every cycle.
 
     Of the microbatches in flight, `num_with_prompts` carry prompts besides their decodes. One of
     those takes `target_seconds` on its slowest stage and has `target_tokens` rows. `rate` is what
@@ -55,62 +55,52 @@ class CyclePlan:
 
 
 class CyclePlanner:
-    """Says what a cycle would be in each of the ways to run it.
+    """Says what a cycle would be in each of the ways to run it."""
 
-    What depends on the number of microbatches alone is computed once for each number.
-    """
-
-    def __init__(
-        self,
-        stages: Sequence[StageCosts],
-        overhead_seconds: float,
-        load: CycleLoad,
-        limits: CycleLimits,
-    ) -> None:
-        self._stages = stages
-        self._overhead_seconds = overhead_seconds
-        self._load = load
+    def __init__(self, basis: CycleBasis, limits: CycleLimits) -> None:
+        self._basis = basis
         self._limits = limits
-        self._around = sum_costs(stages)
         # By number of microbatches.
-        self._decode_shares: dict[int, _DecodeShare] = {}
         self._rooms: dict[int, float] = {}
         self._least_seconds = 0.0
+        load = basis.load
         if limits.thrift > 0.0 and load.num_prompt_tokens > 0 and load.num_decodes > 0:
-            numbers = range(1, 2 * len(stages) + 1)
-            self._least_seconds = min(self._decode_share(number).seconds for number in numbers)
+            self._least_seconds = basis.least_seconds()
 
     def plan(self, num_in_flight: int, num_with_prompts: int) -> CyclePlan:
         """The best cycle with so many microbatches, so many of them with prompts.
 
-        Chunks are as long as finishes the waiting prompts soonest: with A seconds of work cut into
-        pieces of fixed cost a over P stages, pieces of a + sqrt(A*a/(P-1)) do. The budget cuts that
-        down: neither the microbatches in flight nor the way around may take longer.
+        Chunks are as long as has the waiting prompts done soonest. The budget cuts that down:
+        neither the microbatches in flight nor the way around may take longer.
         """
-        share, num_without = self._decode_share(num_in_flight), num_in_flight - num_with_prompts
-        if self._load.num_prompt_tokens == 0:
+        basis, num_without = self._basis, num_in_flight - num_with_prompts
+        share = basis.decode_share(num_in_flight)
+        if basis.load.num_prompt_tokens == 0:
             return self._cycle(share, num_without, num_with_prompts, share.work)
         plans = [
-            self._cycle(share, num_without, num_with_prompts, self._with_chunk(share.work, chunk))
+            self._cycle(share, num_without, num_with_prompts, basis.with_chunk(share.work, chunk))
             for chunk in self._chunks(share, num_without, num_with_prompts)
         ]
         return max(plans, key=lambda plan: (plan.fits, plan.worth))
 
     def _cycle(
-        self, share: "_DecodeShare", num_without: int, num_with_prompts: int, work: StepWork
+        self, share: DecodeShare, num_without: int, num_with_prompts: int, work: StepWork
     ) -> CyclePlan:
         """The cycle whose microbatches with prompts are `work`, and the others only decodes."""
-        load, limits = self._load, self._limits
-        times = [stage.seconds(work) for stage in self._stages]
+        basis, limits = self._basis, self._limits
+        times = [stage.seconds(work) for stage in basis.stages]
         busy = max(
-            num_with_prompts * seconds + num_without * without
-            for seconds, without in zip(times, share.stage_seconds, strict=True)
+            [
+                num_with_prompts * seconds + num_without * without
+                for seconds, without in zip(times, share.stage_seconds, strict=True)
+            ]
         )
-        cycle = max(busy, sum(times) + self._overhead_seconds, MIN_CYCLE_SECONDS)
+        cycle = max(busy, sum(times) + basis.overhead_seconds, MIN_CYCLE_SECONDS)
+        num_decodes = basis.load.num_decodes
         num_prompt_tokens = work.num_tokens - share.work.num_tokens
-        num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else load.num_decodes
+        num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else num_decodes
         spared = limits.thrift * min(self._least_seconds, share.seconds)
-        fits = load.num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE)
+        fits = num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE)
         return CyclePlan(
             num_in_flight=num_without + num_with_prompts,
             num_with_prompts=num_with_prompts,
@@ -122,35 +112,27 @@ class CyclePlanner:
             fits=fits,
         )
 
-    def _decode_share(self, num_in_flight: int) -> "_DecodeShare":
-        share = self._decode_shares.get(num_in_flight)
-        if share is None:
-            work = self._load.decodes(-(-self._load.num_decodes // num_in_flight))
-            times = [stage.seconds(work) for stage in self._stages]
-            cycle = max(num_in_flight * max(times), sum(times) + self._overhead_seconds)
-            share = self._decode_shares[num_in_flight] = _DecodeShare(work, times, cycle)
-        return share
-
     def _room(self, num_in_flight: int) -> float:
         """The prompt tokens that one of so many microbatches may have, whatever the others have."""
         room = self._rooms.get(num_in_flight)
         if room is None:
-            limits, share = self._limits, self._decode_share(num_in_flight)
-            left = limits.seconds - self._overhead_seconds
-            room = self._chunk_within(self._around, share.work, sum(share.stage_seconds), left)
+            basis, limits = self._basis, self._limits
+            share = basis.decode_share(num_in_flight)
+            left = limits.seconds - basis.overhead_seconds
+            room = self._chunk_within(basis.around, share.work, sum(share.stage_seconds), left)
             if not limits.prompts_hurry:
-                room = min(room, self._soonest_chunk(share.work))
+                room = min(room, basis.soonest_chunk(num_in_flight))
             room = min(room, limits.max_step_tokens - share.work.num_tokens)
             self._rooms[num_in_flight] = room
         return room
 
-    def _chunks(self, share: "_DecodeShare", num_without: int, num_with_prompts: int) -> list[int]:
+    def _chunks(self, share: DecodeShare, num_without: int, num_with_prompts: int) -> list[int]:
         """The prompt tokens that a microbatch may have: all that the budgets of the stages allow.
 
         With thrift also fewer, to where the next row costs more than those before.
         """
         chunk = self._room(num_without + num_with_prompts)
-        for stage, seconds in zip(self._stages, share.stage_seconds, strict=True):
+        for stage, seconds in zip(self._basis.stages, share.stage_seconds, strict=True):
             budget = (self._limits.seconds - num_without * seconds) / num_with_prompts
             chunk = min(chunk, self._chunk_within(stage, share.work, seconds, budget))
         most = max(MIN_CHUNK_TOKENS, int(chunk))
@@ -165,41 +147,7 @@ class CyclePlanner:
         """The chunk with which `work`, which takes `work_seconds`, takes no longer than that."""
         if math.isinf(seconds):
             seconds = (work_seconds + costs.prompt) / MIN_FIXED_SHARE
-        return costs.chunk_tokens(seconds - work_seconds, work, self._load.prompt_context)
-
-    def _soonest_chunk(self, work: StepWork) -> float:
-        """The chunk that has the waiting prompts done soonest, on the slowest stage."""
-        load = self._load
-        long = self._with_chunk(work, 512)
-        slowest = max(self._stages, key=lambda stage: stage.seconds(long))
-        backlog = load.num_prompt_tokens * (
-            slowest.last_token + 2.0 * load.prompt_context * slowest.per_attention
-        )
-        piece_fixed = slowest.seconds(work) + slowest.prompt
-        piece = math.sqrt(backlog * piece_fixed / max(1, len(self._stages) - 1))
-        return slowest.chunk_tokens(slowest.prompt + piece, work, load.prompt_context)
-
-    def _with_chunk(self, work: StepWork, num_tokens: int) -> StepWork:
-        return StepWork(
-            num_tokens=work.num_tokens + num_tokens,
-            num_decodes=work.num_decodes,
-            prefill_attention=num_tokens * (2 * int(self._load.prompt_context) + num_tokens),
-            decode_context=work.decode_context,
-            num_sequences=work.num_sequences,
-            num_sampled=work.num_sampled,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodeShare:
-    """One microbatch's share of the decodes, with each stage's seconds for it.
-
-    A cycle without prompts takes `seconds`.
-    """
-
-    work: StepWork
-    stage_seconds: Sequence[float]
-    seconds: float
+        return costs.chunk_tokens(seconds - work_seconds, work, self._basis.load.prompt_context)
 
 
 def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:

@@ -4,13 +4,13 @@ Policies learn from these records alone. Nothing here decides or measures.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.step import StageTiming
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """What one microbatch asks of a stage.
+class StepWork(NamedTuple):
+    """What one microbatch asks of a stage; a tuple, because plans are made by comparing many.
 
     A chunk of one token counts as a decode: it costs the same, wherever its token comes from.
     `prefill_attention` is the sum of 2Lx + x^2 over longer chunks (L positions of context, x

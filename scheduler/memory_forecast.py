@@ -61,7 +61,7 @@ def num_admissible(
     """
     both = [*running, *waiting]
     known = np.array([len(sequence.token_ids) for sequence in both], dtype=np.float64)
-    prompts = np.array([len(each.request.prompt_ids) for each in both], dtype=np.float64)
+    prompts = np.array([each.num_prompt_tokens for each in both], dtype=np.float64)
     final = np.array([sequence.final_len for sequence in both], dtype=np.float64)
     ids = np.array([sequence.sequence_id for sequence in both], dtype=np.float64)
     predicted = lengths.predict(known - prompts, ids * _GOLDEN_RATIO % 1.0)

@@ -66,7 +66,9 @@ class PipelineMeter:
         self._num_stages = max(self._num_stages, stage + 1)
         if timing.send is not None:
             self._exposed_sends[stage] = timing.send.seconds - timing.send.hidden_seconds
-        stay = self._stays.setdefault(record.step, _Stay({}, {}))
+        stay = self._stays.get(record.step)
+        if stay is None:
+            stay = self._stays[record.step] = _Stay({}, {})
         gap = IdleGap(
             seconds=timing.idle_seconds,
             upstream_seconds=stay.inside_seconds,
@@ -95,9 +97,8 @@ class PipelineMeter:
 
     def first_token(self, sequence: TrackedSequence, now: float) -> None:
         """A sequence has its first token."""
-        request = sequence.request
-        num_computed = len(request.prompt_ids) - sequence.num_cached
-        self._ttfts.append((num_computed, now - request.arrival))
+        num_computed = sequence.num_prompt_tokens - sequence.num_cached
+        self._ttfts.append((num_computed, now - sequence.request.arrival))
 
     def finish(self, sequence: TrackedSequence, now: float) -> None:
         """A sequence has its last token."""

@@ -75,7 +75,9 @@ class PipelineModel:
             prior = self._priors[min(len(self._estimators), len(self._priors) - 1)]
             self._estimators.append(CostEstimator(prior))
         timing = record.timing
-        journey = self._journeys.setdefault(record.step, _Journey())
+        journey = self._journeys.get(record.step)
+        if journey is None:
+            journey = self._journeys[record.step] = _Journey()
         predicted = self._estimators[record.stage].costs.seconds(sent.work)
         journey.stages.add(record.stage)
         journey.inside_seconds += timing.queue_seconds + timing.compute_seconds

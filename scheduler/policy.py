@@ -26,6 +26,10 @@ class SequenceView(Protocol):
         """The caller's name of it."""
 
     @property
+    def first_token_due(self) -> float:
+        """When its first token is wanted, in seconds, whether its client said so or not."""
+
+    @property
     def num_sent(self) -> int:
         """Positions of it that lie before the next token: the context of a decode or chunk."""
 

@@ -76,7 +76,7 @@ class Scheduler:
         if sequence is None:
             return ()
         self._population.forget(sequence)
-        return tuple(sequence.token_ids[len(sequence.request.prompt_ids) :])
+        return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
     def cancel(self, sequence_id: int) -> None:
         """Drops a sequence; unknown or finished ones are ignored, because both sides may race.

@@ -131,20 +131,24 @@ class TrackedSequence:
     num_shared: int = 0
     is_charged: bool = False
     rank: int = field(init=False)
-    due_key: tuple[float, float, int] = field(init=False)
     # The request's, kept here because steps ask often.
     sequence_id: int = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     tenant: str = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
+    first_token_due: float = field(init=False)
+    due_key: tuple[float, float, int] = field(init=False)
     _hashes: BlockHashes = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
         self.sequence_id = request.sequence_id
+        self.num_prompt_tokens = len(request.prompt_ids)
         self.tenant = request.tenant
         self.stop_ids = request.stop_ids
         self.rank = request.priority
-        self.due_key = (request.first_token_due, request.arrival, request.sequence_id)
+        self.first_token_due = request.first_token_due
+        self.due_key = (self.first_token_due, request.arrival, request.sequence_id)
         self._hashes = BlockHashes(self.request.cache_salt)
 
     @property
@@ -166,7 +170,7 @@ class TrackedSequence:
     @property
     def num_generated(self) -> int:
         """Tokens reported so far."""
-        return len(self.token_ids) - len(self.request.prompt_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     def block_names(self, num_blocks: int, block_size: int) -> Sequence[bytes]:
         """The names of at least so many blocks that its tokens fill, from the first."""
@@ -187,7 +191,7 @@ class TrackedSequence:
         """Positions of the prompt that a chunk from `start` to `end` scores: each after a row."""
         if self.request.sampling.num_prompt_logprobs is None:
             return range(0)
-        return range(start + 1, min(end + 1, len(self.request.prompt_ids)))
+        return range(start + 1, min(end + 1, self.num_prompt_tokens))
 
     def accept(self, token_id: int) -> FinishReason | None:
         """Appends a token that was drawn and says whether it was the last."""

@@ -79,7 +79,7 @@ class StageCosts:
         if room <= 0.0:
             return 0.0
         slope, chunk = self.per_token + 2.0 * context * self.per_attention, 0.0
-        for knot, bend in zip(KNOTS, (self.beyond_128, self.beyond_512), strict=True):
+        for knot, bend in ((KNOTS[0], self.beyond_128), (KNOTS[1], self.beyond_512)):
             reach = knot - work.num_tokens - chunk
             if reach > 0.0:
                 piece = self._root(room, slope)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from scheduler.cycle_aims import (
     CycleLimits,
-    CycleLoad,
     cycle_seconds,
     load_of,
-    needed_rates,
+    prompts_of,
     thrift,
 )
+from scheduler.cycle_basis import CycleBasis
 from scheduler.cycle_plan import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
 from scheduler.decode_spread import spread_decodes
 from scheduler.feedback import SentStep, StageRecord, StepWork
@@ -173,22 +173,23 @@ class AdaptivePolicy:
             is_trusted = num_records >= WARMUP_RECORDS and error < TRUSTED_ERROR
             self._warmup_tokens *= math.inf if is_trusted else WARMUP_GROWTH
             self._warmup_tokens = min(self._warmup_tokens, float(self._limits.max_step_tokens))
-        load = load_of(view)
+        prompts = prompts_of(view)
+        load = load_of(view, prompts)
         has_prompts = load.num_prompt_tokens > 0
         options, lone_seconds = self._options, self._seconds_around(load.decodes(1))
         seconds = cycle_seconds(view, options.tpot_seconds, options.slack, lone_seconds)
         num_kept = self._num_kept[has_prompts]
         kept = (num_kept, min(self._num_with_prompts, num_kept))
         limits = CycleLimits(seconds, self._max_rows)
-        plan = self._planner(load, limits)
+        basis = CycleBasis(self._costs, self._model.overhead_seconds, load)
+        plan = CyclePlanner(basis, limits).plan
         self._plan = plan(*kept)
         if has_prompts:
-            needed = needed_rates(view)
-            limits = replace(limits, thrift=thrift(view, needed, self._plan.rate))
-            plan = self._planner(load, limits)
+            limits = replace(limits, thrift=thrift(view, prompts, self._plan.rate))
+            plan = CyclePlanner(basis, limits).plan
             self._plan = plan(*kept)
-            if needed.promised > self._plan.rate:
-                plan = self._planner(load, replace(limits, prompts_hurry=True))
+            if prompts.promised > self._plan.rate:
+                plan = CyclePlanner(basis, replace(limits, prompts_hurry=True)).plan
                 self._plan = plan(*kept)
         if num_records >= WARMUP_RECORDS:
             self._plan = _next_plan(plan, self._plan, self._limits.num_steps_in_flight, has_prompts)
@@ -207,10 +208,6 @@ class AdaptivePolicy:
     def _seconds_around(self, work: StepWork) -> float:
         """How long a microbatch takes that is alone in the pipeline."""
         return sum(costs.seconds(work) for costs in self._costs) + self._model.overhead_seconds
-
-    def _planner(self, load: CycleLoad, limits: CycleLimits) -> Callable[[int, int], CyclePlan]:
-        """Plans a cycle within limits, by microbatches in flight and those with prompts."""
-        return CyclePlanner(self._costs, self._model.overhead_seconds, load, limits).plan
 
     def _has_prompts_enough(self, view: SchedulerView) -> bool:
         """Whether as many steps carry prompts as the plan wants; decodes alone go faster."""

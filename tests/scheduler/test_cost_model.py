@@ -32,6 +32,8 @@ works = st.builds(
     num_decodes=st.integers(0, 1),
     prefill_attention=st.integers(0, 10**6),
     decode_context=st.integers(0, 10**6),
+    num_sequences=st.just(1),
+    num_sampled=st.integers(0, 1),
 )
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.cycle_aims import CycleLimits, CycleLoad
+from scheduler.cycle_basis import CycleBasis
 from scheduler.cycle_plan import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
 from scheduler.stage_costs import StageCosts
 
@@ -17,11 +18,17 @@ MIXED = replace(DECODES, num_prompt_tokens=20_000, prompt_context=500.0)
 NO_LIMIT = CycleLimits(math.inf, 2048)
 
 
+def make_planner(
+    stages: list[StageCosts], overhead: float, load: CycleLoad, limits: CycleLimits
+) -> CyclePlanner:
+    return CyclePlanner(CycleBasis(stages, overhead, load), limits)
+
+
 def settle(
     stages: list[StageCosts], overhead: float, load: CycleLoad, limits: CycleLimits = NO_LIMIT
 ) -> CyclePlan:
     """The plan that remains when each follows from the one before."""
-    planner = CyclePlanner(stages, overhead, load, limits)
+    planner = make_planner(stages, overhead, load, limits)
     current = planner.plan(2, 2)
     for _ in range(30):
         plans = [
@@ -65,7 +72,7 @@ def test_plan_that_fits_keeps_the_cycle_within_its_budget(
     seconds: float, number: int, overhead: float, factor: float
 ) -> None:
     stages = [STAGE, STAGE.scaled(factor), STAGE]
-    plan = CyclePlanner(stages, overhead, MIXED, CycleLimits(seconds, 2048)).plan(number, number)
+    plan = make_planner(stages, overhead, MIXED, CycleLimits(seconds, 2048)).plan(number, number)
     num_decodes = -(-MIXED.num_decodes // number)
     assert plan.target_tokens >= num_decodes + MIN_CHUNK_TOKENS
     assert plan.fits is (plan.cycle_seconds <= seconds * 1.03)
@@ -76,7 +83,7 @@ def test_plan_that_fits_keeps_the_cycle_within_its_budget(
 def test_longer_line_of_prompts_makes_longer_chunks() -> None:
     few = replace(MIXED, num_prompt_tokens=300)
     short, long = (
-        CyclePlanner([STAGE] * 4, 0.0, load, NO_LIMIT).plan(4, 4) for load in (few, MIXED)
+        make_planner([STAGE] * 4, 0.0, load, NO_LIMIT).plan(4, 4) for load in (few, MIXED)
     )
     assert short.target_tokens < long.target_tokens
 
@@ -86,7 +93,7 @@ def test_thrift_makes_chunks_that_end_where_rows_begin_to_cost() -> None:
     stage = replace(STAGE, prompt=0.005, per_token=1e-6, beyond_512=1e-4)
     for seconds in (0.2, 0.4, math.inf):
         hasty, thrifty = (
-            CyclePlanner([stage] * 4, 0.0, MIXED, CycleLimits(seconds, 2048, thrift=thrift))
+            make_planner([stage] * 4, 0.0, MIXED, CycleLimits(seconds, 2048, thrift=thrift))
             for thrift in (0.0, 1.0)
         )
         assert hasty.plan(4, 4).target_tokens > 600
@@ -97,7 +104,7 @@ def test_thrift_does_not_cut_chunks_where_every_row_costs_alike() -> None:
     """Smaller ones would only add their fixed costs."""
     for thrift in (0.0, 0.5, 1.0):
         limits = CycleLimits(0.3, 2048, thrift=thrift)
-        plan = CyclePlanner([replace(STAGE, prompt=0.005)] * 4, 0.0, MIXED, limits).plan(4, 4)
+        plan = make_planner([replace(STAGE, prompt=0.005)] * 4, 0.0, MIXED, limits).plan(4, 4)
         assert plan.cycle_seconds == pytest.approx(0.3, rel=0.02)
 
 
@@ -105,7 +112,7 @@ def test_plans_none_of_which_fits_lead_by_one_microbatch_a_cycle_to_those_that_d
     """Eight chunks of 16 tokens, which took twice the target, once were kept for a minute."""
     stages = [STAGE, STAGE.scaled(2.0), STAGE, STAGE]
     limits = CycleLimits(0.12, 2048)
-    planner = CyclePlanner(stages, 0.0, MIXED, limits)
+    planner = make_planner(stages, 0.0, MIXED, limits)
     current = planner.plan(8, 8)
     assert not current.fits
     for number in range(8, 3, -1):
