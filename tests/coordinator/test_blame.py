@@ -121,7 +121,7 @@ async def test_worker_that_answers_no_call_is_put_out_and_a_spare_takes_over(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 9 (vllm#45414): a worker whose heartbeats come, and that nobody's calls reach."""
-    monkeypatch.setattr(stages, "STATUS_SECONDS", 0.3)
+    monkeypatch.setattr(stages, "STATUS_SECONDS", 2.0)
     async with toy_mesh(toy_folder, num_workers=3) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=300))
         answers: dict[int, Answer] = {}

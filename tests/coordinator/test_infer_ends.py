@@ -117,7 +117,7 @@ async def test_infer_before_workers_are_there_waits_for_them(toy_folder: Path) -
 async def test_infer_deadline_passes_in_the_queue_frees_its_place(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0, max_waiting=1) as mesh:
         await mesh.until(lambda state: state.phase.startswith("waiting"))
-        first = asyncio.create_task(collect(mesh.infer(token_request(PROMPT), timeout=0.5)))
+        first = asyncio.create_task(collect(mesh.infer(token_request(PROMPT), timeout=3.0)))
         await mesh.until(lambda state: state.num_waiting == 1)
         code, status, message = await refusal(mesh, token_request(PROMPT))
         assert (code, status) == ("queue_full", grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -163,7 +163,7 @@ async def test_infer_deadline_that_passes_is_counted_as_one(toy_folder: Path) ->
         await mesh.until(lambda state: state.phase.startswith("waiting"))
         for _ in range(3):
             with pytest.raises(grpc.aio.AioRpcError):
-                await collect(mesh.infer(token_request(PROMPT), timeout=0.1))
+                await collect(mesh.infer(token_request(PROMPT), timeout=0.5))
         await mesh.until(lambda state: state.num_waiting == 0)
         assert await counted(mesh, "deadline_exceeded") == 3
         assert await counted(mesh, "request_cancelled") == 0

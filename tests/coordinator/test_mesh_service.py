@@ -118,10 +118,10 @@ async def test_join_worker_falls_silent_is_gone_after_the_timeout() -> None:
 
 async def test_join_heartbeats_keep_a_worker_in() -> None:
     membership = Membership(4)
-    async with mesh_server(membership, 0.02, 0.2) as (address, _), workers("a") as [worker]:
+    async with mesh_server(membership, 0.1, 1.0) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
         assert worker.join is not None
-        for _ in range(20):  # each answer takes a heartbeat's time: 0.4 s in all
+        for _ in range(20):  # each answer takes a heartbeat's time: 2 s in all
             await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat()))
             await worker.join.read()
         assert len(membership.members) == 1

@@ -174,7 +174,7 @@ async def test_replica_canary_reference_is_recorded_once_per_model(toy_folder: P
 
 
 async def test_replica_results_stay_out_ends_the_epoch(toy_folder: Path) -> None:
-    async with toy_mesh(toy_folder, step_seconds=0.2) as mesh:
+    async with toy_mesh(toy_folder, step_seconds=1.0) as mesh:
         await mesh.until_ready()
         behaviour = mesh.workers[0].stage.behaviour
         behaviour.running.clear()
@@ -187,7 +187,7 @@ async def test_replica_results_stay_out_ends_the_epoch(toy_folder: Path) -> None
 async def test_replica_credits_stay_out_ends_the_epoch(toy_folder: Path) -> None:
     behaviour = {"withhold_credits": True}
     async with toy_mesh(
-        toy_folder, behaviour=behaviour, step_seconds=0.2, num_steps_in_flight=2
+        toy_folder, behaviour=behaviour, step_seconds=1.0, num_steps_in_flight=2
     ) as mesh:
         await mesh.until(lambda state: "no credit within" in state.phase)
 

@@ -27,7 +27,8 @@ from tests.stage_worker.live_worker import (
 from tests.tiny_models import TinyModel, make_tiny_llama
 
 ROW_BYTES = 4 * 64  # of one token's hidden state
-SECOND = 1.0
+# Far from what a rank waits for others in a collective, also on a busy machine.
+AT_ONCE_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def _step_left_out(frame: stage_pb2.Frame) -> None:
     ],
 )
 @pytest.mark.parametrize("wrong_rank", [0, 1])
-async def test_rank_with_another_header_ends_the_epoch_of_all_ranks_within_a_second(
+async def test_rank_with_another_header_ends_the_epoch_of_all_ranks_at_once(
     wrong_rank: int,
     change: Callable[[stage_pb2.Frame], None],
     code: str,
@@ -136,7 +137,7 @@ async def test_rank_with_another_header_ends_the_epoch_of_all_ranks_within_a_sec
             if rank == wrong_rank:
                 change(frame)
             await worker.forward().write(frame)
-        async with asyncio.timeout(SECOND):
+        async with asyncio.timeout(AT_ONCE_SECONDS):
             failures = [await failure_of(worker, epoch) for worker in workers]
         assert [failure.code for failure in failures] == [code, code]
         for failure in failures:
@@ -146,7 +147,7 @@ async def test_rank_with_another_header_ends_the_epoch_of_all_ranks_within_a_sec
         assert len((await _run(stages, epoch, prefill())).sampled) == 1
 
 
-async def test_rank_that_gets_a_misshapen_activation_ends_the_epoch_of_all_ranks_within_a_second(
+async def test_rank_that_gets_a_misshapen_activation_ends_the_epoch_of_all_ranks_at_once(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = RanksPlan((2, 2), (2, 2))
@@ -167,7 +168,7 @@ async def test_rank_that_gets_a_misshapen_activation_ends_the_epoch_of_all_ranks
         monkeypatch.setattr(Receiver, "accept", misshapen)
         for worker in stages[0]:
             await worker.forward().write(coordinator_frame(epoch, prefill()))
-        async with asyncio.timeout(SECOND):
+        async with asyncio.timeout(AT_ONCE_SECONDS):
             failures = [await failure_of(worker, epoch) for worker in workers]
     told = [failure for failure in failures if failure.code == "frame"]
     assert told[-1].message.endswith("activation rows: expected 5, got 6")
@@ -195,7 +196,7 @@ async def test_rank_that_is_told_to_end_leaves_its_collective_at_once(
         stream = workers[0].forward()
         await stream.write(coordinator_frame(epoch, prefill()))
         await stream.read()  # its credit: the step is with the device, which waits for rank 1
-        async with asyncio.timeout(SECOND):
+        async with asyncio.timeout(AT_ONCE_SECONDS):
             await workers[0].stub.Unload(stage_pb2.UnloadRequest())
 
 

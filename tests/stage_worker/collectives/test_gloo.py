@@ -107,7 +107,7 @@ def test_gloo_rank_that_is_gone_before_it_has_connected_does_not_hold_the_other(
 ) -> None:
     (cause, seconds), _ = run_both(tmp_path, "gone")
     assert cause == "sender_gone"
-    assert seconds < 1.0
+    assert seconds < TIMEOUT_SECONDS / 10
 
 
 def test_gloo_rank_beside_one_that_is_stopped_closes_without_waiting_for_it(tmp_path: Path) -> None:
