@@ -4,6 +4,7 @@ What is wrong with a value is said before anything is measured.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,11 @@ def run(command: Callable[[], object]) -> NoReturn:
         sys.stderr.write(f"error: {told}\n")
         sys.exit(_EXIT_FAILED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def ignore_interrupts() -> None:
+    """For a process that another one ends: a terminal's Ctrl-C reaches both of them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _told(error: BaseException) -> str | None:

@@ -203,6 +203,7 @@ def _other_process() -> Iterator[tuple[str, Connection]]:
 
 
 def _receive(connection: Connection) -> None:
+    command.ignore_interrupts()
     configure_logging("receiver", "error", json=False)  # that the sender leaves is no news
     uvloop.run(_serve(connection))
 

@@ -14,11 +14,12 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from rich.console import Console
 from rich.table import Table
@@ -168,6 +169,20 @@ def main() -> None:
     command.run(lambda: compare(chosen, Console()))
 
 
+@contextmanager
+def _worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with the block at once, also where Ctrl-C ends it in the middle."""
+    with ProcessPoolExecutor(
+        num_processes, get_context("spawn"), initializer=command.ignore_interrupts
+    ) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for process in active_children():
+                process.terminate()
+            raise
+
+
 def compare(chosen: argparse.Namespace, console: Console) -> None:
     """Measures every policy in every scenario."""
     work: Callable[[tuple[str, PolicyName]], Cell] = partial(
@@ -175,7 +190,7 @@ def compare(chosen: argparse.Namespace, console: Console) -> None:
     )
     keys = [(name, policy) for name in chosen.scenario for policy in POLICY_NAMES]
     cells: list[Cell] = []
-    with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
+    with _worker_pool(chosen.jobs) as pool:
         for cell in pool.map(work, keys):
             cells.append(cell)
             name = f"{cell.scenario:12} {cell.policy:15}"

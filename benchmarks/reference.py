@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from benchmarks.command import ignore_interrupts
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
@@ -59,6 +61,7 @@ class TransformersProcess:
 
 
 def _serve(pipe: "Connection[Any, Any]", folder: Path, num_threads: int) -> None:
+    ignore_interrupts()
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

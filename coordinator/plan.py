@@ -49,7 +49,7 @@ def plan_replica(
     head_cost = head_cost_in_layers(config)
     layers = options.layers or split_layers(config.num_layers, options.pp, head_cost)
     check_layers(layers, config.num_layers, options.pp)
-    return tuple(
+    assignments = tuple(
         Assignment(
             replica=replica,
             stage=stage.stage,
@@ -68,6 +68,8 @@ def plan_replica(
         for stage, tp_size in zip(make_plan(layers).stages, options.tp_sizes, strict=True)
         for rank in range(tp_size)
     )
+    _check_kv_memory(assignments, config)
+    return assignments
 
 
 def settle_dtype(
@@ -106,6 +108,26 @@ def _check_options(options: CoordinatorOptions, config: ModelConfig) -> None:
     if len(options.tp_sizes) != options.pp:
         raise RankCountError(ranks=options.tp, num_stages=options.pp)
     check_tp_size(config, max(options.tp_sizes))
+
+
+def _check_kv_memory(assignments: Sequence[Assignment], config: ModelConfig) -> None:
+    """Refuses now what each worker would refuse once it has loaded its part: not one block fits.
+
+    Where a dtype is not settled yet, it goes by the smallest numbers.
+    """
+    for part in assignments:
+        num_heads = -(-config.num_kv_heads // part.tp_size)
+        token_bytes = 2 * part.num_layers * num_heads * config.head_dim * _bytes_of(part.dtype)
+        if 0 < part.kv_memory_bytes < token_bytes * part.block_size:
+            problem = (
+                f"{part.kv_memory_bytes:,} bytes do not hold one KV block of stage {part.stage}, "
+                f"whose {part.block_size} tokens take {token_bytes * part.block_size:,}; give more"
+            )
+            raise InvalidRequestError(field="--kv-memory", problem=problem)
+
+
+def _bytes_of(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
 
 
 def _path_for_workers(model: str) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,24 @@ def test_plan_impossible_options_are_refused(
 ) -> None:
     with pytest.raises(error):
         plan_replica(options, config, "f00", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "block_bytes"),
+    [
+        ({"dtype": "float32"}, 2 * 2 * 2 * 8 * 4 * 16),
+        ({}, 2 * 2 * 2 * 8 * 2 * 16),
+        ({"tp": (2,)}, 2 * 2 * 1 * 8 * 2 * 16),
+        ({"layers": (1, 3), "block_size": 1}, 2 * 3 * 2 * 8 * 2),
+    ],
+)
+def test_plan_with_memory_for_not_one_kv_block_is_refused(
+    changes: dict[str, Any], block_bytes: int, config: ModelConfig
+) -> None:
+    options = replace(OPTIONS, kv_memory_bytes=block_bytes - 1, **changes)
+    with pytest.raises(InvalidRequestError, match=rf"--kv-memory.* take {block_bytes:,}"):
+        plan_replica(options, config, "f00", 0)
+    plan_replica(replace(options, kv_memory_bytes=block_bytes), config, "f00", 0)
 
 
 def test_plan_model_path_means_the_same_elsewhere(
