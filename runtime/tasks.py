@@ -20,4 +20,9 @@ async def run_apart(work: Coroutine[Any, Any, _T]) -> _T:
     finally:
         task.cancel()
         await asyncio.wait((task,))
-    return task.result()
+    try:
+        return task.result()
+    finally:
+        # Else its error holds this frame, and the frame the error: what the work used would live
+        # on until the garbage collector comes, as a gRPC channel that goes on dialling.
+        del task

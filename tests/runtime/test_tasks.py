@@ -1,6 +1,9 @@
 """Work that runs apart: its result, its error, and a cancellation that nothing inside swallows."""
 
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -44,3 +47,26 @@ async def test_run_apart_cancelled_while_a_child_fails_stays_cancelled() -> None
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
+
+
+class _Channel:
+    """Stands for what work holds, such as a connection."""
+
+
+async def test_run_apart_whose_error_was_handled_holds_nothing_of_the_work() -> None:
+    """A worker that is not let in tries again: the channel of each try must end with it."""
+    held: list[weakref.ref[_Channel]] = []
+
+    async def fail() -> None:
+        channel = _Channel()
+        held.append(weakref.ref(channel))
+        await asyncio.sleep(0)
+        raise ValueError("as told")
+
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            await run_apart(fail())
+        assert held[0]() is None
+    finally:
+        gc.enable()
