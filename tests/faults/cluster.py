@@ -194,6 +194,7 @@ class Cluster:
         )
 
     def _placed(self, state: MeshState) -> dict[Place, WorkerProcess]:
+        """Who is where; not those that have left before their replica's end was noticed."""
         pids = {worker.worker_id: worker.pid for worker in state.workers}
         processes = {worker.pid: worker for worker in self.workers}
         return {
@@ -202,6 +203,7 @@ class Cluster:
             if replica.serving
             for stage in replica.stages
             for rank, worker_id in enumerate(stage.worker_ids)
+            if worker_id in pids
         }
 
     def _is_coordinators(self, port: int) -> bool:
