@@ -3,7 +3,8 @@
 `add`, `resume`, `withdraw`, `cancel`, `score`, `update`, `observe`, `isolate` and `restart` are its
 events, `schedule` its only output. It reads no clock, environment or random source and does no I/O,
 so equal calls give equal steps. The contract schedule() -> step, update(step, results) follows vLLM
-v1's scheduler core; events in, instructions out follows dask's worker state machine.
+v1's scheduler core; events in, instructions out follows dask's worker state machine. Longer than
+other files, so that all that can happen to a scheduler stands in one place.
 """
 
 from collections.abc import Iterable, Sequence
