@@ -15,11 +15,15 @@ _LONG_CHUNK_TOKENS = 512
 """Stages are compared by what so many prompt tokens take, where a chunk's length is sought."""
 
 
-class DecodeShare(NamedTuple):
-    """One microbatch's share of the decodes, with each stage's seconds for it.
+class PricedWork(NamedTuple):
+    """One microbatch's work, with each stage's seconds for it."""
 
-    A cycle without prompts takes `seconds`.
-    """
+    work: StepWork
+    stage_seconds: Sequence[float]
+
+
+class DecodeShare(NamedTuple):
+    """One microbatch's share of the decodes; a cycle without prompts takes `seconds`."""
 
     work: StepWork
     stage_seconds: Sequence[float]
@@ -39,6 +43,8 @@ class CycleBasis:
         self.around = sum_costs(stages)
         # By number of microbatches.
         self._decode_shares: dict[int, DecodeShare] = {}
+        # By that and by the tokens of the chunk.
+        self._mixed: dict[tuple[int, int], PricedWork] = {}
         self._soonest_chunks: dict[int, float] = {}
 
     def decode_share(self, num_in_flight: int) -> DecodeShare:
@@ -50,6 +56,15 @@ class CycleBasis:
             cycle = max(num_in_flight * max(times), sum(times) + self.overhead_seconds)
             share = self._decode_shares[num_in_flight] = DecodeShare(work, times, cycle)
         return share
+
+    def with_chunk(self, num_in_flight: int, num_tokens: int) -> PricedWork:
+        """An even share of the decodes with so many prompt tokens besides."""
+        mixed = self._mixed.get((num_in_flight, num_tokens))
+        if mixed is None:
+            work = self._add_chunk(self.decode_share(num_in_flight).work, num_tokens)
+            mixed = PricedWork(work, [stage.seconds(work) for stage in self.stages])
+            self._mixed[num_in_flight, num_tokens] = mixed
+        return mixed
 
     def least_seconds(self) -> float:
         """The shortest cycle without prompts, by up to two microbatches for each stage."""
@@ -70,7 +85,7 @@ class CycleBasis:
 
     def _find_soonest_chunk(self, work: StepWork) -> float:
         load = self.load
-        long = self.with_chunk(work, _LONG_CHUNK_TOKENS)
+        long = self._add_chunk(work, _LONG_CHUNK_TOKENS)
         slowest = max(self.stages, key=lambda stage: stage.seconds(long))
         backlog = load.num_prompt_tokens * (
             slowest.last_token + 2.0 * load.prompt_context * slowest.per_attention
@@ -79,8 +94,7 @@ class CycleBasis:
         piece = math.sqrt(backlog * piece_fixed / max(1, len(self.stages) - 1))
         return slowest.chunk_tokens(slowest.prompt + piece, work, load.prompt_context)
 
-    def with_chunk(self, work: StepWork, num_tokens: int) -> StepWork:
-        """A share of the decodes with so many prompt tokens besides."""
+    def _add_chunk(self, work: StepWork, num_tokens: int) -> StepWork:
         return StepWork(
             num_tokens=work.num_tokens + num_tokens,
             num_decodes=work.num_decodes,

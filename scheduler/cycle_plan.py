@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scheduler.cycle_aims import CycleLimits
-from scheduler.cycle_basis import CycleBasis, DecodeShare
+from scheduler.cycle_basis import CycleBasis, DecodeShare, PricedWork
 from scheduler.feedback import StepWork
 from scheduler.stage_costs import KNOTS, StageCosts
 
@@ -76,19 +76,25 @@ class CyclePlanner:
         basis, num_without = self._basis, num_in_flight - num_with_prompts
         share = basis.decode_share(num_in_flight)
         if basis.load.num_prompt_tokens == 0:
-            return self._cycle(share, num_without, num_with_prompts, share.work)
+            return self._cycle(share, num_without, num_with_prompts, share)
         plans = [
-            self._cycle(share, num_without, num_with_prompts, basis.with_chunk(share.work, chunk))
+            self._cycle(
+                share, num_without, num_with_prompts, basis.with_chunk(num_in_flight, chunk)
+            )
             for chunk in self._chunks(share, num_without, num_with_prompts)
         ]
         return max(plans, key=lambda plan: (plan.fits, plan.worth))
 
     def _cycle(
-        self, share: DecodeShare, num_without: int, num_with_prompts: int, work: StepWork
+        self,
+        share: DecodeShare,
+        num_without: int,
+        num_with_prompts: int,
+        mixed: PricedWork | DecodeShare,
     ) -> CyclePlan:
-        """The cycle whose microbatches with prompts are `work`, and the others only decodes."""
+        """The cycle whose microbatches with prompts are `mixed`, and the others only decodes."""
         basis, limits = self._basis, self._limits
-        times = [stage.seconds(work) for stage in basis.stages]
+        work, times = mixed.work, mixed.stage_seconds
         busy = max(
             [
                 num_with_prompts * seconds + num_without * without
