@@ -34,7 +34,7 @@ from simulator.scenarios import make_scenarios
 from simulator.traces import Trace, fit
 from stagemesh import AsyncClient
 from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
-from stagemesh.render import compact_table
+from stagemesh.render import compact_table, output_console
 
 if TYPE_CHECKING:
     from benchmarks.reference import BatchRun
@@ -224,7 +224,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Runs one command and prints its table."""
     chosen = make_parser().parse_args()
-    command.run(lambda: asyncio.run(chosen.command(chosen, Console())))
+    command.run(lambda: asyncio.run(chosen.command(chosen, output_console())))
 
 
 if __name__ == "__main__":

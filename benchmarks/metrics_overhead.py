@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
@@ -25,7 +24,7 @@ from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
 from scheduler import StageRecord
 from stagemesh import AsyncClient
 from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
-from stagemesh.render import compact_table
+from stagemesh.render import compact_table, output_console
 
 SCRAPE_SECONDS = 5.0
 """As deploy/prometheus.yml has it."""
@@ -122,7 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Parses the options, runs, prints the table."""
     chosen = make_parser().parse_args()
-    command.run(lambda: Console().print(asyncio.run(compare(chosen))))
+    command.run(lambda: output_console().print(asyncio.run(compare(chosen))))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from benchmarks.reference import BatchRun
 from benchmarks.serving import identical, infer_batch, summarize
 from stagemesh import AsyncClient
 from stagemesh.cli.options import DeviceOptions, PlanOptions
-from stagemesh.render import compact_table
+from stagemesh.render import compact_table, output_console
 from stagemesh.stage_state import StageState
 from stagemesh.values import format_size, parse_ranks
 
@@ -135,7 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Parses the options, runs, prints the table."""
     parser = make_parser()
-    chosen, console = parser.parse_args(), Console()
+    chosen, console = parser.parse_args(), output_console()
     if len(chosen.tp) not in (1, chosen.pp):
         parser.error(f"--tp names {len(chosen.tp)} stages of {chosen.pp}; give one number, or each")
     command.run(lambda: console.print(asyncio.run(compare(chosen, console))))

@@ -22,7 +22,7 @@ from benchmarks.serving import identical, in_turns, infer_batch, summarize, work
 from runtime.model_store import resolve_model
 from stagemesh import AsyncClient
 from stagemesh.cli.options import DeviceOptions, PlanOptions
-from stagemesh.render import compact_table
+from stagemesh.render import compact_table, output_console
 
 COLUMNS = (
     "tp",
@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Parses the options, runs, prints the table."""
-    chosen, console = make_parser().parse_args(), Console()
+    chosen, console = make_parser().parse_args(), output_console()
     command.run(lambda: console.print(asyncio.run(compare(chosen, console))))
 
 

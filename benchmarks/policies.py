@@ -30,6 +30,7 @@ from scheduler import POLICY_NAMES
 from scheduler.policies import MultiplicativeOptions, PolicyName, ThrottleOptions
 from simulator.compare import Contender, contender, good_share, goodput
 from simulator.scenarios import Scenario, make_scenarios
+from stagemesh.render import compact_table, output_console
 
 TUNING_SEED = 1000
 BEYOND = 1.1
@@ -124,10 +125,8 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def table_of(cells: Sequence[Cell], scenarios: Sequence[str]) -> Table:
     """One row per scenario."""
-    table = Table(title="goodput in requests/s (setting), mean and spread over the seeds")
-    table.add_column("scenario")
-    for policy in (*POLICY_NAMES, "adaptive / best other"):
-        table.add_column(policy, justify="right")
+    title = "goodput in requests/s (setting), mean and spread over the seeds"
+    table = compact_table(title, "scenario", *POLICY_NAMES, "adaptive / best other")
     by_key = {(cell.scenario, cell.policy): cell for cell in cells}
     for name in scenarios:
         row = [by_key[name, policy] for policy in POLICY_NAMES]
@@ -166,7 +165,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Prints the table, and writes every figure if asked."""
     chosen = make_parser().parse_args()
-    command.run(lambda: compare(chosen, Console()))
+    command.run(lambda: compare(chosen, output_console()))
 
 
 @contextmanager

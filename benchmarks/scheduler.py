@@ -16,7 +16,6 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import product
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command
@@ -33,7 +32,7 @@ from scheduler import (
     make_policy,
 )
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions, PolicyName
-from stagemesh.render import compact_table
+from stagemesh.render import compact_table, output_console
 
 PROMPT_TOKENS = 256
 SYSTEM_PROMPT = tuple(range(64))
@@ -196,7 +195,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.memory * min(chosen.running) < 1:
         parser.error(f"--memory {chosen.memory:g} holds none of {min(chosen.running)} requests")
-    command.run(lambda: Console().print(table_of(chosen)))
+    command.run(lambda: output_console().print(table_of(chosen)))
 
 
 def table_of(chosen: argparse.Namespace) -> Table:

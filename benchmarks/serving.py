@@ -24,7 +24,7 @@ from benchmarks.reference import BatchRun, TransformersProcess
 from runtime.model_store import resolve_model
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 from stagemesh.cli.options import DeviceOptions, PlanOptions
-from stagemesh.render import compact_table
+from stagemesh.render import compact_table, output_console
 from stagemesh.values import parse_layers
 
 PROMPT_TOKENS = 128
@@ -191,7 +191,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Parses the options, runs, prints the table."""
     parser = make_parser()
-    chosen, console = parser.parse_args(), Console()
+    chosen, console = parser.parse_args(), output_console()
     num_stages = len(chosen.layers or ()) or 2
     chosen.pp = chosen.pp or num_stages
     if chosen.layers and chosen.pp != num_stages:

@@ -3,16 +3,27 @@
 It takes snapshots and prints nothing.
 """
 
+import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
-from rich.console import JustifyMethod
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from stagemesh.generation import Timings, Usage
 from stagemesh.stage_state import StageState
 from stagemesh.state import MeshState, ReplicaState, WorkerState
 from stagemesh.values import format_seconds, format_size
+
+FILE_COLUMNS = 160
+"""How wide tables are in a file or a pipe, where names are looked for and should be in a piece."""
+
+
+def output_console() -> Console:
+    """Standard output, as wide as its terminal or as COLUMNS says."""
+    is_bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_bounded else FILE_COLUMNS)
 
 
 def layer_range(stage: StageState) -> str:

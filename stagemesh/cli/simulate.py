@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from runtime.errors import InvalidRequestError
 from scheduler import POLICY_NAMES
@@ -23,6 +22,7 @@ from simulator.scenarios import HARDWARE, Scenario, make_scenarios
 from simulator.timeline import draw_timeline
 from simulator.traces import Trace, at_rate, fit, read_trace
 from stagemesh.cli.option_types import Flag, Layers, Picture, Positive, Seconds, between
+from stagemesh.render import output_console
 
 Rate = Annotated[float, between(1e-6, 1e6)]
 
@@ -108,7 +108,7 @@ def simulate(
     else:
         what = trace.name if trace is not None else setting.name
         title = f"{what}: {len(load)} requests, {setting.pipeline.num_stages} stages of {hardware}"
-        Console().print(policy_table(title, comparison))
+        output_console().print(policy_table(title, comparison))
 
 
 def _setting(

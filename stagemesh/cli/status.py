@@ -17,6 +17,7 @@ from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityO
 from stagemesh.render import (
     hop_table,
     load_table,
+    output_console,
     plan_table,
     rank_table,
     stage_table,
@@ -59,7 +60,7 @@ def status(
     if as_json:
         sys.stdout.write(json.dumps(asdict(state), indent=2) + "\n")
     else:
-        _show(state, _scheduler_tables(state) if scheduler else _tables(state), Console())
+        _show(state, _scheduler_tables(state) if scheduler else _tables(state), output_console())
 
 
 def _show(state: MeshState, tables: Iterable[Table], console: Console) -> None:

@@ -14,6 +14,7 @@ from stagemesh.progress import ProgressView
 from stagemesh.render import (
     hop_table,
     load_table,
+    output_console,
     plan_table,
     rank_table,
     speed,
@@ -116,6 +117,19 @@ def test_table_too_wide_for_the_terminal_cuts_nothing(state: MeshState) -> None:
     narrow = Console(file=StringIO(), width=30)
     narrow.print(plan_table(state))
     assert "…" not in printed(narrow)
+
+
+def test_table_in_a_file_keeps_names_in_one_piece(
+    state: MeshState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "a-host-with-a-long-name.and-a-long-domain.example.org:50052"
+    workers = [replace(worker, address=address) for worker in state.workers]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    output_console().print(worker_table(workers))
+    assert address in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "60")
+    output_console().print(worker_table(workers))
+    assert address not in capsys.readouterr().out
 
 
 def test_hop_table_has_a_row_between_stages_only(state: MeshState) -> None:
