@@ -10,14 +10,13 @@ from coordinator.detokenizer import Detokenizer, PromptEcho
 from coordinator.tokenizer import Tokenizer
 from tests.coordinator.tokenizer_models import (
     NUM_BYTE_FALLBACK,
+    REPLACEMENT,
+    SMOLLM2_VOCAB_SIZE,
     byte_ids,
     load_bundled,
     load_byte_fallback,
     pieces,
 )
-
-SMOLLM2_VOCAB_SIZE = 49_152
-REPLACEMENT = "\ufffd"
 
 
 @pytest.fixture(scope="module", autouse=True)

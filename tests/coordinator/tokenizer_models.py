@@ -14,6 +14,8 @@ from runtime.rope_config import RopeConfig
 
 PIECES = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁h", "el", "lo", "▁hel", "▁hello", "ll", "世", "�"]
 NUM_BYTE_FALLBACK = 259 + len(PIECES)
+SMOLLM2_VOCAB_SIZE = 49_152
+REPLACEMENT = "\ufffd"
 
 
 def make_config(vocab_size: int) -> ModelConfig:
