@@ -23,7 +23,7 @@ export function pipelines(state, current) {
 function title({ replica, serving, phase }) {
   return element("div", "title", [
     element("h3", "", `Replica ${replica}`),
-    element("span", `badge ${serving ? "serving" : "waiting"}`, serving ? "serving" : phase),
+    element("span", `badge ${serving ? "serving" : "waiting"}`, phase),
   ]);
 }
 
