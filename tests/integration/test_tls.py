@@ -1,6 +1,7 @@
 """A mesh of real processes whose links are mutual TLS and whose doors have certificates."""
 
 import json
+import re
 import ssl
 import urllib.request
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ def test_commands_ask_doors_with_an_authority_and_the_mesh_with_a_certificate(
     for useless in ((), ("--tls-dir", str(other)), authority):
         refused = run_command("health", worker, *useless)
         assert refused.returncode == 1
-        assert "does not answer" in refused.stderr
+        assert re.search("does not answer|hangs up at once", refused.stderr)
 
 
 def test_worker_lets_its_coordinator_alone_change_what_it_does(mesh: Mesh, node: Path) -> None:
