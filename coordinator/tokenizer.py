@@ -148,7 +148,7 @@ class Tokenizer:
         """
         if not self._transformers.chat_template:
             raise ChatTemplateError(
-                problem="this model has none; send the prompt as text or as token ids"
+                problem="this model has none; send the prompt as text (infer --raw) or as token ids"
             )
         conversation = [{"role": m.role, "content": m.content} for m in messages]
         try:

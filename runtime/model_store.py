@@ -111,6 +111,10 @@ def _local_path(model: str) -> Path:
     try:
         path = Path(model).expanduser()
         path.exists()
+        str(path.resolve()).encode()
+    except UnicodeEncodeError as exc:
+        hint = "its path is not text in UTF-8, as it must be to be told to workers; rename it"
+        raise ModelNotFoundError(model=model[:_SHOWN_CHARACTERS], hint=hint) from exc
     except (OSError, RuntimeError) as exc:  # too long; no such user's home
         raise ModelNotFoundError(
             model=model[:_SHOWN_CHARACTERS], hint=str(exc)[:_SHOWN_CHARACTERS]

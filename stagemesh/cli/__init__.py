@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed (standard error says why, after `error: `), 2 wrong
 address to listen on is taken, 70 a bug of ours (with its traceback), 130 interrupted.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from stagemesh.cli.chat import chat
 from stagemesh.cli.coordinator import coordinator
 from stagemesh.cli.demo import demo
 from stagemesh.cli.drain import drain
-from stagemesh.cli.environment import drop_empty_variables, read_variables
+from stagemesh.cli.environment import PREFIX, drop_empty_variables, read_variables
 from stagemesh.cli.fault_proxy import fault_proxy
 from stagemesh.cli.health import health
 from stagemesh.cli.infer import infer
@@ -86,8 +87,10 @@ app.command(version, help_epilogue="", sort_key=10)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line `arguments`, by default this process's, and exits."""
     _print_what_the_terminal_can_show()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _check_text(arguments)
     try:
-        app(sys.argv[1:] if arguments is None else arguments)
+        app(arguments)
     except PortTakenError as error:
         _fail(str(error), EXIT_ADDRESS_TAKEN)
     except (StagemeshError, StagemeshRpcError) as error:
@@ -109,6 +112,16 @@ def _print_what_the_terminal_can_show() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Most of it is told to other processes, which take text alone."""
+    variables = (value for name, value in os.environ.items() if name.startswith(PREFIX))
+    for text in (*arguments, *variables):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            _fail(f"{text[:100]!r} is not text in UTF-8; type or name it anew", EXIT_REFUSED)
 
 
 def _fail(message: str, code: int) -> NoReturn:

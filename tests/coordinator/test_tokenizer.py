@@ -163,7 +163,7 @@ def test_render_chat_with_template_file_uses_it(tmp_path: Path) -> None:
 
 
 def test_render_chat_without_template_says_what_to_send(tmp_path: Path) -> None:
-    with pytest.raises(ChatTemplateError, match="send the prompt as text or as token ids"):
+    with pytest.raises(ChatTemplateError, match="infer --raw"):
         load_byte_fallback(tmp_path).render_chat(HELLO)
 
 

@@ -235,3 +235,12 @@ def test_cache_folder_without_choice_is_the_users(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("STAGEMESH_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_folder() == Path(os.path.expanduser("~/.cache/stagemesh"))
+
+
+def test_model_in_a_folder_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    """Workers are told its path, and the mesh's state has its name: both are text."""
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError, match="not text in UTF-8"):
+        resolve_model(str(folder))

@@ -104,7 +104,17 @@ def test_infer_with_a_prompt_that_is_not_text_is_refused(
     bad: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_main("infer", bad) == 1
-    assert capsys.readouterr().err == "error: PROMPT: it is not text in UTF-8\n"
+    assert "is not text in UTF-8" in capsys.readouterr().err
+
+
+def test_variable_that_is_not_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STAGEMESH_MODEL", "mod\udcffel")
+    assert run_main("prepare") == 1
+    assert capsys.readouterr().err == (
+        "error: 'mod\\udcffel' is not text in UTF-8; type or name it anew\n"
+    )
 
 
 class LoadingMesh:
