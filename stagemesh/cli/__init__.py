@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed (standard error says why, after `error: `), 2 wrong
 address to listen on is taken, 70 a bug of ours (with its traceback), 130 interrupted.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -43,6 +44,8 @@ from stagemesh.rpc_error import StagemeshRpcError
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+# What the system says of output that it cannot take.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _explain(error: CycloptsError) -> Panel:
@@ -101,10 +104,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(EXIT_REFUSED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        if error.filename is None and error.errno not in _NO_ROOM:
+            _fail_with_traceback()
+        _fail(f"{error.filename or 'standard output'}: {error.strerror}", EXIT_REFUSED)
     except Exception:  # noqa: BLE001
-        traceback.print_exc()
-        sys.exit(EXIT_BUG)
+        _fail_with_traceback()
     sys.exit(0)
+
+
+def _fail_with_traceback() -> NoReturn:
+    traceback.print_exc()
+    sys.exit(EXIT_BUG)
 
 
 def _print_what_the_terminal_can_show() -> None:

@@ -173,6 +173,9 @@ def test_infer_on_a_terminal_of_few_characters_prints_the_others_as_a_question_m
         (PortTakenError(address="h:1"), 3),
         (BrokenPipeError(), 1),
         (KeyboardInterrupt(), 130),
+        (OSError(28, "No space left on device"), 1),
+        (PermissionError(13, "Permission denied", "line.png"), 1),
+        (ConnectionResetError(104, "Connection reset by peer"), 70),
         (ZeroDivisionError("ours"), 70),
     ],
 )
