@@ -204,7 +204,7 @@ def add_difference(table: Table, modelled: LoadFigures, live: LoadFigures) -> No
 def make_parser() -> argparse.ArgumentParser:
     """The command line, with a parser for each command."""
     parser = command.make_parser(
-        "live", __doc__, "7 to 8 minutes a command", "policies --policies fixed,adaptive", "smollm2"
+        "live", __doc__, "6 to 10 minutes each", "policies --policies fixed,adaptive", "smollm2"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for work in (policies, simulator, recovery, smollm2):

@@ -10,7 +10,12 @@ from stagemesh.values import parse_layers
 PACED = Path(__file__).parent / "paced"
 LAYERS = (8, 8, 7, 7)
 """The bundled model's in four stages, without a head to balance: paced stages have none."""
-TAKES = dict.fromkeys(("policies", "simulator", "smollm2"), "8 minutes") | {"recovery": "7 minutes"}
+TAKES = {
+    "policies": "10 minutes",
+    "simulator": "8 minutes",
+    "recovery": "7 minutes",
+    "smollm2": "6 minutes",
+}
 EXAMPLES = {
     "policies": "--policies fixed,adaptive --requests 20",
     "simulator": "--policies adaptive --requests 20",

@@ -148,7 +148,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = command.make_parser(
         "policies",
         __doc__,
-        "an hour or two on two cores, in proportion to scenarios, seeds and requests",
+        "a quarter of an hour on two idle cores, in proportion to scenarios, seeds and requests",
         "",
         "--scenario steady --seeds 1 --requests 100",
     )
