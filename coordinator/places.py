@@ -98,7 +98,7 @@ def _detour(
 ) -> tuple[Member, ...] | None:
     """Likewise, over no broken link: the first that is found, depth first, stage by stage."""
     stages = list(_by_stage(assignments))
-    choices = [_groups(ranks, members) for ranks in stages]
+    choices = [_groups(ranks, members, broken) for ranks in stages]
     steps = count()
 
     def extend(path: tuple[_Ranks, ...]) -> tuple[_Ranks, ...] | None:
@@ -119,14 +119,19 @@ def _detour(
     return None if found is None else tuple(chain.from_iterable(found))
 
 
-def _groups(ranks: _Stage, members: Sequence[Member]) -> list[_Ranks]:
-    """Who may be the ranks of one stage, the best first: as `place` chooses, each worker once."""
-    groups: list[_Ranks] = []
+def _groups(ranks: _Stage, members: Sequence[Member], broken: AbstractSet[Link]) -> list[_Ranks]:
+    """Who may be the ranks of one stage, the best first: as `place` chooses, each worker once.
+
+    And once more with those at the ends of broken links last: a host may have enough others.
+    """
+    groups: dict[_Ranks, None] = {}
+    ends = frozenset(chain.from_iterable(broken))
     members = sorted(members, key=lambda member: (*member.demerits, not _holds(member, ranks)))
-    for host in _hosts(members):
-        for begin in range(0, len(host) - len(ranks) + 1, len(ranks)):
-            settled = _settle(ranks, host[begin : begin + len(ranks)])
-            groups.append(tuple(settled[rank] for rank in ranks))
+    for ordered in (members, sorted(members, key=lambda each: each.identity.worker_id in ends)):
+        for host in _hosts(ordered):
+            for begin in range(0, len(host) - len(ranks) + 1, len(ranks)):
+                settled = _settle(ranks, host[begin : begin + len(ranks)])
+                groups.setdefault(tuple(settled[rank] for rank in ranks))
     return sorted(
         groups,
         key=lambda group: (max(member.demerits for member in group), -_num_held(ranks, group)),

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -169,3 +170,21 @@ def test_place_ranks_of_a_stage_go_around_a_broken_link_together(toy_folder: Pat
     placed = place(plan, members, frozenset({("x1", "y1")}))
     assert placed is not None
     assert [member.identity.node for member in placed] == ["x", "x", "z", "z"]
+
+
+@pytest.mark.parametrize("cut_off", ["x0", "x1", "x2"])
+def test_place_rank_that_does_not_reach_the_next_stage_gives_way_to_a_spare_of_its_host(
+    toy_folder: Path, cut_off: str
+) -> None:
+    options = CoordinatorOptions(model="smollm2", pp=2, tp=(2,))
+    plan = plan_replica(options, load_model_config(toy_folder), "f00", 0)
+    members = [
+        Member(WorkerIdentity(1, "b", name, name[0], f"{name}:1", "cpu", "", 0, 1))
+        for name in ("x0", "x1", "x2", "y0", "y1")
+    ]
+    for part, member in zip(plan, (*members[:2], *members[3:]), strict=True):
+        member.held = part
+    placed = place(plan, members, frozenset({(cut_off, "y0"), ("y0", cut_off)}))
+    assert placed is not None
+    names = {member.identity.worker_id for member in placed}
+    assert names == {"x0", "x1", "x2", "y0", "y1"} - {cut_off}
