@@ -143,6 +143,8 @@ class EpochStreams:
                 self._wake.set()
         except grpc.aio.AioRpcError as error:
             end = reporter.ended(error)
+        except StagemeshError as error:
+            end = reporter.broke_a_rule(error)
         await raise_end(end)
 
     async def read_results(

@@ -9,7 +9,7 @@ import pytest
 from coordinator.epoch import EpochStreams
 from coordinator.stages import EpochId, EpochPlan
 from protos import stage_pb2
-from runtime.errors import FrameError, WindowExceededError
+from runtime.errors import FrameError, StageFailedError, StagemeshError, WindowExceededError
 from runtime.step import Step
 
 PLAN = EpochPlan(
@@ -42,12 +42,13 @@ class Forward:
 @pytest.mark.parametrize(
     ("credits", "error"), [((0, 1), WindowExceededError), ((1,), FrameError), ((0, 0), FrameError)]
 )
-async def test_read_credits_not_for_the_next_step_is_refused(
-    credits: tuple[int, ...], error: type[Exception]
+async def test_read_credits_not_for_the_next_step_is_held_against_stage_0(
+    credits: tuple[int, ...], error: type[StagemeshError]
 ) -> None:
     streams = EpochStreams(PLAN, [cast("Any", Forward(*credits))], 1.0, asyncio.Event(), (("w0",),))
     await streams.send(Step(0))
     if error is FrameError:
         await streams.send(Step(1))
-    with pytest.raises(error):
+    with pytest.raises(StageFailedError) as raised:
         await streams.read_credits(0)
+    assert (raised.value.cause, raised.value.workers) == (error.code, ("w0",))
