@@ -20,6 +20,8 @@ async def run_apart(work: Coroutine[Any, Any, _T]) -> _T:
     finally:
         task.cancel()
         await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # marks it as seen: a cancellation of ours goes before it
     try:
         return task.result()
     finally:

@@ -70,3 +70,28 @@ async def test_run_apart_whose_error_was_handled_holds_nothing_of_the_work() -> 
         assert held[0]() is None
     finally:
         gc.enable()
+
+
+async def test_run_apart_cancelled_while_the_work_fails_leaves_no_error_that_nobody_has_seen() -> (
+    None
+):
+    """Else asyncio logs it, with a traceback, at any later time: as a process ends, say."""
+    unseen: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    entered = asyncio.Event()
+
+    async def fail_when_cancelled() -> None:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ValueError from None
+
+    work = asyncio.create_task(run_apart(fail_when_cancelled()))
+    await entered.wait()
+    work.cancel()
+    await asyncio.wait((work,))
+    assert work.cancelled()
+    del work
+    gc.collect()
+    assert unseen == []
