@@ -92,7 +92,7 @@ def test_fits_memory_devices_of_one_node_share_it_on_the_cpu_only(
 
 
 def test_fits_memory_asked_for_kv_cache_counts(config: ModelConfig) -> None:
-    plan = plan_replica(replace(OPTIONS, pp=1, kv_memory_bytes=500), config, "f00", 0)
-    assert not fits_memory(plan, [member("a", "here", "cuda", 1500)], weights_bytes=1000)
-    assert fits_memory(plan, [member("a", "here", "cuda", 1750)], weights_bytes=1000)
+    plan = plan_replica(replace(OPTIONS, pp=1, kv_memory_bytes=5000), config, "f00", 0)
+    assert not fits_memory(plan, [member("a", "here", "cuda", 6000)], weights_bytes=1000)
+    assert fits_memory(plan, [member("a", "here", "cuda", 6250)], weights_bytes=1000)
     assert fits_memory(plan, [member("a", "here", "cuda", 0)], weights_bytes=1000)

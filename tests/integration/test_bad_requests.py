@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
         (("-", "--raw"), "the " * 9000, "tokens, but at most"),
         (("hi", "--model-name", "other"), "", "model 'other' is not served here"),
         (("hi", "--top-p", "0"), "", "Must be > 0"),
-        (("hi", "--regex", "a", "--choice", "b"), "", "give one of --json-schema"),
+        (("hi", "--regex", "a", "--choice", "b"), "", "give only one of the three"),
     ],
     ids=["empty", "empty_stdin", "too_long", "unknown_model", "top_p", "two_forms"],
 )
