@@ -27,6 +27,8 @@ _TEXTS: Final = (
     # Of a connection that never came to be; one that breaks later says `Socket closed` alone.
     (": Socket closed", Misdial.HANGS_UP),
 )
+# A gateway's word that nobody is behind it at the moment; who belongs there may come back.
+_GATEWAY_TEXTS: Final = ("HTTP status 502", "HTTP status 503", "HTTP status 504")
 
 
 def find_misdial(error: grpc.aio.AioRpcError | grpc.Call) -> Misdial | None:
@@ -37,6 +39,8 @@ def find_misdial(error: grpc.aio.AioRpcError | grpc.Call) -> Misdial | None:
         is_ours = any(key == CODE_KEY for key, _ in metadata)
         return None if is_ours else Misdial.OTHER_SERVICE
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return None
+    if any(text in details for text in _GATEWAY_TEXTS):
         return None
     for text, misdial in _TEXTS:
         if text in details:

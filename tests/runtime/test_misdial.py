@@ -68,6 +68,11 @@ async def test_misdial_of_an_http_server_is_found(answer: bytes) -> None:
         assert await ask(address) is Misdial.HTTP
 
 
+async def test_misdial_of_a_gateway_with_nobody_behind_it_is_none() -> None:
+    async with http_server(b"HTTP/1.1 502 Bad Gateway\r\n\r\n") as address:
+        assert await ask(address) is None
+
+
 async def test_misdial_of_a_server_without_the_method_is_found() -> None:
     async with grpc_server() as address:
         assert await ask(address) is Misdial.OTHER_SERVICE
