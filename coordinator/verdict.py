@@ -57,7 +57,9 @@ def _suspects(
     """One of these is to blame, or nobody.
 
     Those that the cause names. Where it names nobody, and the epoch did not come to serve, those
-    that never have, else all of them; while requests run, it may be a request's fault.
+    that never have, else all of them; while requests run, it may be a request's fault. A stage that
+    fails may have been sent nonsense, or fail by itself although it has served: its ranks are among
+    the suspects.
     """
     if isinstance(cause, _NAMES_WORKER):
         return [member for member in members if member.name == cause.worker]
@@ -65,4 +67,5 @@ def _suspects(
         return [member for member in members if member.name in (cause.worker, cause.peer)]
     if was_serving:
         return []
-    return [member for member in members if not member.has_served] or members
+    failed = cause.workers if isinstance(cause, StageFailedError) and not is_echo(cause) else ()
+    return [each for each in members if not each.has_served or each.name in failed] or members

@@ -150,6 +150,18 @@ async def test_epoch_that_does_not_come_to_serve_again_is_tried_with_a_spare(
         assert used(await mesh.until_ready()) == ["w0", "w2"]
 
 
+async def test_worker_that_has_served_and_fails_at_every_canary_does_not_use_up_all_spares(
+    toy_folder: Path,
+) -> None:
+    async with toy_mesh(toy_folder, num_workers=4) as mesh:
+        await mesh.until_ready()
+        mesh.workers[1].stage.behaviour.poison = (7,)  # the canary's first token
+        await mesh.workers[0].kill()
+        answer = (await collect(mesh.infer(token_request(PROMPT, max_tokens=20))))[0]
+        assert answer.tokens == toy_answer(PROMPT, 20)
+        assert set(used(await mesh.until_ready())) == {"w2", "w3"}
+
+
 @pytest.mark.parametrize("unreached", [(1,), (1, 2)], ids=["one-peer", "no-peer"])
 async def test_worker_that_does_not_reach_the_next_is_passed_over_for_a_spare(
     toy_folder: Path, unreached: Sequence[int]
