@@ -15,7 +15,7 @@ help:
 	@echo "make test-clients-heavy  lm-eval, guidellm and aiperf, in environments of their own"
 	@echo "make test-fuzz  10,000 random requests at each door"
 	@echo "make test-ops  a real Prometheus and a real browser against a mesh"
-	@echo "make test-faults  kills, freezes, bad links and forged frames at every phase; takes a quarter of an hour"
+	@echo "make test-faults  kills, freezes, bad links and forged frames at every phase; takes ten minutes"
 	@echo "make soak      load with random kills for ten minutes, and a table of what came of it"
 	@echo "make check     lint, types, layers and protos only"
 	@echo "make coverage  all tests, with a coverage report"
