@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle
 
 import grpc
 import psutil
 
 from protos import stage_pb2
+from runtime.errors import PortTakenError
 from stagemesh import Client, GenerationRequest, MeshState, Update
-from stagemesh.ports import free_address
+from stagemesh.ports import reserve
 from tests.integration.process_log import START_SECONDS, STOP_SECONDS, Log
 
 COMMAND = (sys.executable, "-m", "stagemesh")
@@ -24,11 +26,28 @@ ANSWER_SECONDS = 60.0
 LISTENING_PORTS = range(12_000, 32_000)
 
 
+def _ports_in_turn() -> Iterator[int]:
+    """Ports that no test process beside this one has, each again only after all others.
+
+    Drawing each by chance gave two processes of one mesh the same port now and then.
+    """
+    part = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    num_parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = LISTENING_PORTS[part::num_parts]
+    # The system's own chance: Hypothesis seeds `random` alike in every process of tests.
+    begin = random.SystemRandom().randrange(len(ports))
+    return cycle((*ports[begin:], *ports[:begin]))
+
+
+_PORTS = _ports_in_turn()
+
+
 def new_address() -> str:
     """HOST:PORT that is free, and stays so until a process that is being started listens there."""
-    # The system's own chance: Hypothesis seeds `random` alike in every process of tests.
-    port = random.SystemRandom().choice(LISTENING_PORTS)
-    return free_address(f"127.0.0.1:{port}", ())
+    for port in _PORTS:
+        with suppress(PortTakenError):
+            return reserve(f"127.0.0.1:{port}")
+    raise AssertionError("ports in turn never end")
 
 
 @dataclass(frozen=True, slots=True)
