@@ -23,10 +23,10 @@ import uvloop
 from benchmarks import command
 from benchmarks.command import whole
 from protos import stage_pb2
-from runtime import rpc
-from runtime.logs import configure_logging
-from runtime.step import SequenceChunk, Step
-from runtime.step_codec import step_to_header
+from runtime.host.logs import configure_logging
+from runtime.protocol.step import SequenceChunk, Step
+from runtime.protocol.step_codec import step_to_header
+from runtime.rpc import channels
 from stage_worker.assembly import ReceivePlan
 from stage_worker.epoch import EpochSession
 from stage_worker.epoch_plan import EpochPlan
@@ -220,9 +220,9 @@ async def _serve(connection: Connection) -> None:
     with closing(DeviceThread(1)) as thread:
         stage = cast("Stage", _Sink(connection))
         session = EpochSession(EpochPlan(receive), stage, thread)
-        server = rpc.make_server()
+        server = channels.make_server()
         add_forward_handler(server, _forward_to(session))
-        connection.send(await rpc.bind(server, "127.0.0.1:0"))
+        connection.send(await channels.bind(server, "127.0.0.1:0"))
         await server.start()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(session.run())

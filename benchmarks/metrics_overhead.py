@@ -19,8 +19,8 @@ from benchmarks.command import whole
 from benchmarks.mesh import running_mesh
 from benchmarks.serving import infer_batch
 from coordinator.telemetry import ReplicaTelemetry, StepObserver
-from runtime.metrics import CoordinatorMetrics
-from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
+from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.step import SendTiming, SequenceChunk, StageTiming, Step
 from scheduler import StageRecord
 from stagemesh import AsyncClient
 from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions

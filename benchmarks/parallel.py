@@ -19,7 +19,7 @@ from benchmarks.command import threads, whole
 from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import TransformersProcess
 from benchmarks.serving import identical, in_turns, infer_batch, summarize, workload
-from runtime.model_store import resolve_model
+from runtime.checkpoints.model_store import resolve_model
 from stagemesh import AsyncClient
 from stagemesh.cli.options import DeviceOptions, PlanOptions
 from stagemesh.render import compact_table, output_console

@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks import command
 from benchmarks.command import whole
-from runtime.logs import configure_logging
+from runtime.host.logs import configure_logging
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 from stagemesh.cli.launching import MeshOptions, make_launch_plan
 from stagemesh.cli.options import (

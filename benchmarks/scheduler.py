@@ -20,8 +20,8 @@ from rich.table import Table
 
 from benchmarks import command
 from benchmarks.command import above_zero, whole
-from runtime import process
-from runtime.step import SampledToken, SlotSampling, StageTiming, Step
+from runtime.host import process
+from runtime.protocol.step import SampledToken, SlotSampling, StageTiming, Step
 from scheduler import (
     POLICY_NAMES,
     PolicyOptions,

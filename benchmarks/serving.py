@@ -21,7 +21,7 @@ from benchmarks import command
 from benchmarks.command import checked, threads, whole
 from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import BatchRun, TransformersProcess
-from runtime.model_store import resolve_model
+from runtime.checkpoints.model_store import resolve_model
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 from stagemesh.cli.options import DeviceOptions, PlanOptions
 from stagemesh.render import compact_table, output_console

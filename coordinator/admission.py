@@ -35,8 +35,8 @@ from runtime.errors import (
     RequestCancelledError,
     StagemeshError,
 )
-from runtime.logs import get_logger
-from runtime.metrics import CoordinatorMetrics
+from runtime.host.logs import get_logger
+from runtime.metrics.declarations import CoordinatorMetrics
 
 _log = get_logger()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Never
 
 from runtime.errors import KeyFileError, UnauthenticatedError
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import CanaryMismatchError
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 
 NUM_TOKENS = 16
 NUM_LOGPROBS = 64

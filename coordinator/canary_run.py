@@ -14,9 +14,9 @@ from coordinator.canary import (
 )
 from coordinator.stages import ProgressFn, StageLink
 from coordinator.step_loop import StepListener, StepLoop
-from runtime.logs import get_logger
-from runtime.model_store import cache_folder
-from runtime.step import SampledToken, SlotSampling, Step
+from runtime.checkpoints.model_store import cache_folder
+from runtime.host.logs import get_logger
+from runtime.protocol.step import SampledToken, SlotSampling, Step
 from scheduler import (
     FixedPolicy,
     Scheduler,

@@ -17,7 +17,7 @@ from coordinator.served_model import ServedModel
 from coordinator.slot_sampling import slot_sampling
 from coordinator.stop_strings import StopStrings
 from runtime.errors import InvalidRequestError
-from runtime.step import SlotSampling
+from runtime.protocol.step import SlotSampling
 from scheduler import SequenceRequest
 
 

@@ -22,8 +22,8 @@ from coordinator.replica import Replica
 from coordinator.served_model import ServedModel, load_served_model
 from coordinator.telemetry import ReplicaTelemetry
 from runtime.errors import NotReadyError, ShuttingDownError, StagemeshError
-from runtime.logs import get_logger
-from runtime.metrics import CoordinatorMetrics
+from runtime.host.logs import get_logger
+from runtime.metrics.declarations import CoordinatorMetrics
 from scheduler import make_policy
 
 # How often blame that has passed is looked for.

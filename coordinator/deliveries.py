@@ -10,8 +10,8 @@ from coordinator.roster import Roster
 from coordinator.suspects import Suspects
 from coordinator.telemetry import StepObserver
 from runtime.errors import GrammarError, StagemeshError
-from runtime.metrics import CoordinatorMetrics
-from runtime.step import Step
+from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.step import Step
 from scheduler import QueueForecast, Scheduler, ScoreEvent, TokenEvent
 
 

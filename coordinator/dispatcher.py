@@ -19,7 +19,7 @@ from runtime.errors import (
     StagemeshError,
     TooManyLogprobsError,
 )
-from runtime.metrics import CoordinatorMetrics
+from runtime.metrics.declarations import CoordinatorMetrics
 from scheduler import (
     PrefixMemory,
     ReplicaLoad,

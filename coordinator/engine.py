@@ -20,7 +20,7 @@ from coordinator.step_loop import Clock, StepListener, StepLoop
 from coordinator.suspects import Suspects
 from coordinator.telemetry import StepObserver
 from runtime.errors import EpochEndedError, RequestCancelledError, StagemeshError
-from runtime.metrics import CoordinatorMetrics
+from runtime.metrics.declarations import CoordinatorMetrics
 from scheduler import (
     NO_PROGRESS,
     FinishReason,

@@ -27,9 +27,9 @@ from runtime.errors import (
     StepGapError,
     WindowExceededError,
 )
-from runtime.result_codec import result_from_proto
-from runtime.step import Step, StepResult
-from runtime.step_codec import step_to_header
+from runtime.protocol.result_codec import result_from_proto
+from runtime.protocol.step import Step, StepResult
+from runtime.protocol.step_codec import step_to_header
 from scheduler import StageRecord
 
 RecordFn = Callable[[StageRecord], None]

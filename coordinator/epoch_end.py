@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, Never
 
 from runtime.errors import EpochEndedError, LinkBrokenError, StagemeshError, find_errors
-from runtime.tasks import run_apart
+from runtime.host.tasks import run_apart
 
 ECHO_SECONDS: Final = 0.25
 # Causes that say no more than: the other side is gone.

@@ -7,7 +7,7 @@ from coordinator.api_keys import read_key_file
 from coordinator.options import CoordinatorOptions
 from runtime.addresses import is_loopback, is_unspecified
 from runtime.errors import OpenDoorError, WorkerRefusedError
-from runtime.tls import Reach, check_mesh_address
+from runtime.rpc.tls import Reach, check_mesh_address
 
 
 def check_access(options: CoordinatorOptions) -> None:

@@ -12,9 +12,9 @@ from coordinator.options import CoordinatorOptions
 from coordinator.plan import served_len
 from coordinator.stages import EpochPlace, EpochPlan, StageLink
 from coordinator.telemetry import ReplicaTelemetry
-from runtime.backends import BACKEND_DEVICES
 from runtime.errors import FingerprintMismatchError, WorkerRefusedError
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
+from runtime.protocol.backends import BACKEND_DEVICES
 from scheduler import SchedulerLimits, guess_costs
 
 _log = get_logger()

@@ -5,7 +5,7 @@ from coordinator.output import OutputStream
 from coordinator.quotas import Account
 from coordinator.requests import Finish, PromptToken, Timings, Usage
 from runtime.errors import StagemeshError
-from runtime.step import SampledToken, ScoredToken
+from runtime.protocol.step import SampledToken, ScoredToken
 from scheduler import FinishReason, SequenceRequest
 
 

@@ -20,7 +20,7 @@ from coordinator.requests import (
 from coordinator.tokenizer import ChatMessage
 from coordinator.validation import check_counts
 from protos import inference_pb2
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 from scheduler import FinishReason
 
 _REASONS = {

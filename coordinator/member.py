@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import Final
 
 from coordinator.assignment import Assignment
-from runtime.devices import DeviceUsage
 from runtime.errors import WorkerDiedError
-from runtime.step import RankActivity
+from runtime.host.devices import DeviceUsage
+from runtime.protocol.step import RankActivity
 
 # A worker that so many epochs failed at gives way to others that stand by.
 _MANY_FAILURES: Final = 2

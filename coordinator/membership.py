@@ -11,7 +11,7 @@ from coordinator.assignment import Assignment
 from coordinator.member import Member, WorkerIdentity
 from coordinator.standing import Standing
 from runtime.errors import InvalidRequestError, ProtocolVersionError, WorkerRefusedError
-from runtime.rpc import split_address
+from runtime.rpc.channels import split_address
 from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256

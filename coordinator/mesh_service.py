@@ -14,11 +14,11 @@ from coordinator.member import Member, WorkerIdentity
 from coordinator.membership import MAX_FIELD_LENGTH, Membership
 from coordinator.preflight import Preflight
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
-from runtime.device_codec import usage_from_proto
 from runtime.errors import RefusedWorkerError
-from runtime.logs import get_logger
-from runtime.result_codec import activity_from_proto
-from runtime.tls import Reach
+from runtime.host.logs import get_logger
+from runtime.protocol.device_codec import usage_from_proto
+from runtime.protocol.result_codec import activity_from_proto
+from runtime.rpc.tls import Reach
 from runtime.version import BUILD
 
 _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]

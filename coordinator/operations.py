@@ -11,10 +11,10 @@ from coordinator.replica import Replica
 from coordinator.scheduler_telemetry import scheduler_state
 from coordinator.telemetry import ReplicaTelemetry
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
-from runtime.device_codec import usage_to_proto
+from runtime.checkpoints.model_store import served_name
 from runtime.errors import InvalidRequestError
-from runtime.model_store import served_name
-from runtime.result_codec import activity_to_proto
+from runtime.protocol.device_codec import usage_to_proto
+from runtime.protocol.result_codec import activity_to_proto
 from runtime.version import BUILD
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.tls import DoorTls, MeshTls
+from runtime.rpc.tls import DoorTls, MeshTls
 from scheduler import PolicyName, PolicyOptions
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from coordinator.requests import Finish, PromptToken, Update
 from runtime.errors import StagemeshError
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 
 # Log-probabilities in one update: making its message takes the event loop some 50 ms, at most.
 MAX_LOGPROBS_PER_UPDATE = 1 << 16

@@ -10,10 +10,10 @@ from pathlib import Path
 from coordinator.assignment import Assignment
 from coordinator.member import Member
 from coordinator.options import AUTO_DTYPE, CoordinatorOptions
+from runtime.checkpoints.model_store import BUNDLED_MODEL
 from runtime.errors import InvalidRequestError, NeverFitsError, RankCountError
-from runtime.model_config import ModelConfig
-from runtime.model_store import BUNDLED_MODEL
-from runtime.shares import check_tp_size
+from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.tensor_parallel import check_tp_size
 from scheduler import check_layers, make_plan, split_layers
 
 # The share of a stage's time that goes to decode steps, for a mix of prompts and answers.

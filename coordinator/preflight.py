@@ -13,8 +13,8 @@ import grpc.aio
 from coordinator.member import WorkerIdentity
 from coordinator.stages import STATUS_SECONDS
 from protos import stage_pb2, stage_pb2_grpc
-from runtime.rpc import dial, error_from_rpc
-from runtime.tls import MeshTls, Role
+from runtime.rpc.channels import dial, error_from_rpc
+from runtime.rpc.tls import MeshTls, Role
 
 # As many as ask in the same moment when a large mesh starts are asked within a second.
 MAX_AT_ONCE: Final = 64

@@ -12,7 +12,7 @@ from coordinator.member import Member
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from runtime.errors import StagemeshError
-from runtime.model_config import ModelConfig
+from runtime.model_config.model_config import ModelConfig
 
 # The rest of a device is for the KV cache, activations and whoever else lives there.
 _WEIGHTS_PART = 0.8

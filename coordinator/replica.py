@@ -35,7 +35,7 @@ from coordinator.succession import Succession, is_planned
 from coordinator.telemetry import ReplicaTelemetry
 from coordinator.verdict import judge
 from runtime.errors import StagemeshError
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
 from runtime.version import BUILD
 from scheduler import SchedulerLimits
 

@@ -13,7 +13,7 @@ import grpc.aio
 
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, LinkBrokenError, StageFailedError, StagemeshError
-from runtime.rpc import epoch_end_from_rpc
+from runtime.rpc.channels import epoch_end_from_rpc
 
 # The cause of a stage that does not reach the next one, or is not heard by it any more.
 _NO_NEXT_STAGE: Final = "next_stage"

@@ -6,7 +6,7 @@ Every door translates into these classes and back; nothing here decides or valid
 from dataclasses import dataclass
 
 from coordinator.tokenizer import ChatMessage
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 from scheduler import FinishReason
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from protos import stage_pb2
 from runtime.errors import FrameError, StepGapError
-from runtime.step import SampledToken, ScoredToken
+from runtime.protocol.step import SampledToken, ScoredToken
 
 
 def check_part(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from coordinator.generation import Generation
 from coordinator.requests import Finish
 from coordinator.telemetry import observe_finish
-from runtime.metrics import CoordinatorMetrics
+from runtime.metrics.declarations import CoordinatorMetrics
 
 
 class Roster:

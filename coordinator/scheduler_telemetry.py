@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict
 
 from protos import mesh_pb2
-from runtime.metrics import CoordinatorMetrics
+from runtime.metrics.declarations import CoordinatorMetrics
 from scheduler import SchedulerInsight
 
 

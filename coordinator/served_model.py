@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from coordinator.tokenizer import Tokenizer
-from runtime.checkpoint import Checkpoint
-from runtime.model_config import ModelConfig, load_model_config
-from runtime.model_store import ProgressFn, resolve_model, served_name
+from runtime.checkpoints.checkpoint import Checkpoint
+from runtime.checkpoints.model_store import ProgressFn, resolve_model, served_name
+from runtime.model_config.model_config import ModelConfig, load_model_config
 
 T = TypeVar("T")
 

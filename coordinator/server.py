@@ -24,11 +24,12 @@ from coordinator.service import InferenceService
 from coordinator.size_guard import SizeGuard
 from coordinator.summary import log_summaries
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
-from runtime import peers, process, rpc
-from runtime.call_metrics import count_calls
-from runtime.logs import get_logger
-from runtime.loop_lag import observe_loop_lag
-from runtime.tls import Reach
+from runtime.host import process
+from runtime.host.logs import get_logger
+from runtime.metrics.loop_lag import observe_loop_lag
+from runtime.rpc import channels, peer_authorization
+from runtime.rpc.call_metrics import count_calls
+from runtime.rpc.tls import Reach
 from runtime.version import BUILD
 
 __all__ = ["Addresses", "CoordinatorOptions", "run_coordinator", "serve_coordinator"]
@@ -76,14 +77,16 @@ async def serve_coordinator(
     health_servicer = health.aio.HealthServicer()
     door = _make_door(coordinator, health_servicer)
     http = HttpServer(make_app(coordinator), _CLOSE_SECONDS, options.door_tls)
-    mesh = rpc.make_server(count_call=count_calls(coordinator.metrics), check=peers.admit)
+    mesh = channels.make_server(
+        count_call=count_calls(coordinator.metrics), check=peer_authorization.admit
+    )
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh_service, mesh)
     _add_operations(mesh, coordinator, health_servicer, may_drain=True)
     try:
         addresses = Addresses(
-            await rpc.bind(door, options.grpc, options.door_tls),
+            await channels.bind(door, options.grpc, options.door_tls),
             await http.bind(options.http),
-            await rpc.bind(mesh, options.mesh, options.mesh_tls),
+            await channels.bind(mesh, options.mesh, options.mesh_tls),
         )
         coordinator.mesh_address = addresses.mesh
         await door.start()
@@ -138,7 +141,7 @@ def _make_door(
     coordinator: Coordinator, health_servicer: health.aio.HealthServicer
 ) -> grpc.aio.Server:
     options = coordinator.options
-    door = rpc.make_server(
+    door = channels.make_server(
         GrpcGuard(coordinator.keys, options.protect_state),
         SizeGuard(options.max_request_bytes),
         count_call=count_calls(coordinator.metrics),

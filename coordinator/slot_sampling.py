@@ -1,7 +1,7 @@
 """Owns the way from what a client asks for to what the sampling rank is told about one slot."""
 
 from coordinator.requests import GenerationRequest
-from runtime.step import SlotSampling
+from runtime.protocol.step import SlotSampling
 
 
 def slot_sampling(

@@ -16,8 +16,8 @@ from runtime.errors import (
     WorkerFailedError,
     WorkerRefusedError,
 )
-from runtime.rich_errors import error_metadata
-from runtime.rpc import details_from_rpc, error_from_rpc
+from runtime.rpc.channels import details_from_rpc, error_from_rpc
+from runtime.rpc.error_details import error_metadata
 
 # Statuses that say nothing about the request itself: the same call may work on the next try.
 _TRANSIENT: Final = (

@@ -1,7 +1,7 @@
 """Owns one stage's part of the metrics: labels are looked up once, because steps are many."""
 
-from runtime.metrics import CoordinatorMetrics
-from runtime.step import SendTiming, StageTiming
+from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.step import SendTiming, StageTiming
 
 
 class StageMetrics:

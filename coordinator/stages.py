@@ -22,8 +22,8 @@ from coordinator.options import CoordinatorOptions
 from coordinator.stage_errors import opening_error, stage_error
 from protos import stage_pb2, stage_pb2_grpc
 from runtime.errors import WorkerDiedError
-from runtime.rpc import dial
-from runtime.tls import Role
+from runtime.rpc.channels import dial
+from runtime.rpc.tls import Role
 
 ProgressFn = Callable[[int, int], None]
 ForwardCall = grpc.aio.StreamStreamCall[stage_pb2.Frame, stage_pb2.Credit]

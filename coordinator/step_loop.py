@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from coordinator.epoch import EpochStreams
-from runtime.step import Step
+from runtime.protocol.step import Step
 from scheduler import Activity, Scheduler, ScoreEvent, TokenEvent, Watchdog
 
 Clock = Callable[[], float]

@@ -19,7 +19,7 @@ from coordinator.places import place
 from coordinator.stages import StageLink
 from coordinator.verdict import judge
 from runtime.errors import EpochEndedError, StagemeshError, find_error
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
 
 DRAINED = "drained"
 REGROWN = "regrown"

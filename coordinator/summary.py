@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Never
 
 from coordinator.coordinator import Coordinator
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
 
 INTERVAL_SECONDS: Final = 10.0
 

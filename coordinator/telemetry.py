@@ -15,8 +15,8 @@ from coordinator.assignment import LoadReport
 from coordinator.requests import Finish
 from coordinator.stage_metrics import StageMetrics
 from runtime.errors import EpochEndedError, StagemeshError
-from runtime.metrics import CoordinatorMetrics
-from runtime.step import SendTiming, StageTiming, Step
+from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.step import SendTiming, StageTiming, Step
 from scheduler import SchedulerLimits, StageRecord
 
 _NUM_RECOVERIES: Final = 20

@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from runtime.errors import ChatTemplateError, ModelConfigError, TokenOutOfVocabularyError
-from runtime.model_config import ModelConfig
+from runtime.model_config.model_config import ModelConfig
 
 if TYPE_CHECKING:
     import tokenizers

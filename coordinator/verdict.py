@@ -17,7 +17,7 @@ from runtime.errors import (
     WorkerFailedError,
     WorkerRefusedError,
 )
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
 
 _log = get_logger()
 

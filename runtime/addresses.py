@@ -6,7 +6,7 @@ Names are not looked up.
 import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from runtime.rpc import split_address
+from runtime.rpc.channels import split_address
 
 
 def is_loopback(address: str) -> bool:

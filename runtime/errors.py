@@ -1,7 +1,8 @@
 """Owns every error of the mesh, once: its stable code, its statuses and its fields.
 
-It never imports grpc: statuses are names, and `runtime/rpc.py` maps them. Longer than other files
-because one list is the point: a reader finds here all that can go wrong, and nothing twice.
+It never imports grpc: statuses are names, and `runtime/rpc/channels.py` maps them.
+Longer than other files because one list is the point: a reader finds here all that can go wrong,
+and nothing twice.
 """
 
 from collections.abc import Iterator

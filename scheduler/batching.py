@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from runtime.step import SlotOpening
+from runtime.protocol.step import SlotOpening
 from scheduler.draft import MicrobatchDraft
 from scheduler.fair_share import FairShare
 from scheduler.limits import SchedulerLimits

@@ -5,7 +5,7 @@ What goes into it is decided in `batching.py`.
 
 from collections.abc import Mapping, Sequence
 
-from runtime.step import SequenceChunk, SlotOpening, Step, make_rows
+from runtime.protocol.step import SequenceChunk, SlotOpening, Step, make_rows
 from scheduler.feedback import StepWork
 from scheduler.sequence import Residence, TrackedSequence
 from scheduler.steps_in_flight import Score

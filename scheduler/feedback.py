@@ -6,7 +6,7 @@ Policies learn from these records alone. Nothing here decides or measures.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime.step import StageTiming
+from runtime.protocol.step import StageTiming
 
 
 class StepWork(NamedTuple):

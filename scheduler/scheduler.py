@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from runtime.errors import QueueFullError
-from runtime.step import SampledToken, ScoredToken, Step, make_rows
+from runtime.protocol.step import SampledToken, ScoredToken, Step, make_rows
 from scheduler.batching import Batcher
 from scheduler.feedback import StageRecord
 from scheduler.insight import SchedulerInsight

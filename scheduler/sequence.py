@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import NamedTuple
 
-from runtime.step import SampledToken, ScoredToken, SlotSampling
+from runtime.protocol.step import SampledToken, ScoredToken, SlotSampling
 from scheduler.block_hashes import BlockHashes
 
 DEFAULT_TTFT_SECONDS = 10.0

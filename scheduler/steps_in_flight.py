@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from runtime.errors import FrameError, StepGapError
-from runtime.step import SampledToken, ScoredToken
+from runtime.protocol.step import SampledToken, ScoredToken
 from scheduler.feedback import SentStep, StepWork
 from scheduler.sequence import Residence, TrackedSequence
 

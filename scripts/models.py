@@ -4,17 +4,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from runtime.families import FAMILIES
-from runtime.family import Family
-from runtime.model_config import KNOWN_ACTIVATIONS, KNOWN_DTYPES
-from runtime.rope_config import KNOWN_ROPE_TYPES
+from runtime.model_config.families import FAMILIES
+from runtime.model_config.family import Family
+from runtime.model_config.model_config import KNOWN_ACTIVATIONS, KNOWN_DTYPES
+from runtime.model_config.rope_config import KNOWN_ROPE_TYPES
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "models.md"
 
 TEXT = """\
 # Models
 
-Made by `scripts/models.py` from `runtime/families.py`; `scripts/check` compares the two.
+Made by `scripts/models.py` from `runtime/model_config/families.py`.
+`scripts/check` compares the two.
 
 A model is served if `architectures` in its config.json is one of these:
 
@@ -32,10 +33,10 @@ names and defaults are those of Transformers' configuration classes. A field wit
 family's code does not compute (another rope type, bidirectional attention, a quantized checkpoint,
 biases or windows where the family has none) is refused by name before weights are read.
 
-`tests/stage_worker/test_families_against_transformers.py` compares every family with Transformers:
-random tiny models in float32, log-probabilities of the whole vocabulary within 1e-4 of the largest
-and the same greedy tokens, for one to three stages of one and of two ranks, for prompts in
-chunks of 1, of 7 and whole, and for prompts longer than the window.
+`tests/stage_worker/test_families_against_transformers.py` compares every family with
+Transformers: random tiny models in float32, log-probabilities of the whole vocabulary within
+1e-4 of the largest and the same greedy tokens, for one to three stages of one and of two
+ranks, for prompts in chunks of 1, of 7 and whole, and for prompts longer than the window.
 
 ## What to know
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runtime.errors import InvalidRequestError
-from runtime.step import Step
+from runtime.protocol.step import Step
 from simulator.pipeline import SpeedChange, work_of
 from simulator.stage_times import ModelTimes, linear_times, load_times
 

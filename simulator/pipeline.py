@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.step import SendTiming, StageTiming, Step
+from runtime.protocol.step import SendTiming, StageTiming, Step
 from scheduler import StepWork
 from simulator.stage_times import ModelTimes
 

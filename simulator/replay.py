@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from runtime.errors import StagemeshError
-from runtime.step import SampledToken, SlotSampling, Step
+from runtime.protocol.step import SampledToken, SlotSampling, Step
 from scheduler import (
     Policy,
     Scheduler,

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from runtime.step import RankActivity, SendTiming, StageTiming
+from runtime.protocol.step import RankActivity, SendTiming, StageTiming
 from stage_worker.collectives.group import RankGroup
 from stage_worker.executor import Computed, DeviceThread
 from stage_worker.next_stage import Sent

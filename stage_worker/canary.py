@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import Checkpoint
-from runtime.model_config import load_model_config
-from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.checkpoints.checkpoint import Checkpoint
+from runtime.model_config.model_config import load_model_config
+from runtime.protocol.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.stage import Stage
 from stage_worker.stage_spec import StageSpec
 

@@ -14,9 +14,9 @@ from functools import partial
 
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, StagemeshError, find_error
-from runtime.logs import get_logger
-from runtime.step import RankActivity, Step, StepResult
-from runtime.step_codec import header_to_step
+from runtime.host.logs import get_logger
+from runtime.protocol.step import RankActivity, Step, StepResult
+from runtime.protocol.step_codec import header_to_step
 from stage_worker.activity import CountFn, EpochRecord, count_nothing
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.epoch_plan import EpochPlan

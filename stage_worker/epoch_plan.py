@@ -12,7 +12,7 @@ from runtime.errors import (
     NeverFitsError,
     NotEnoughMemoryError,
 )
-from runtime.tls import Reach, Role
+from runtime.rpc.tls import Reach, Role
 from stage_worker.assembly import ReceivePlan
 from stage_worker.collectives.group import RankGroup
 from stage_worker.collectives.opening import GroupSpec, open_group

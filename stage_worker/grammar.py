@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 from runtime.errors import GrammarError, ModelConfigError
-from runtime.step import Step
+from runtime.protocol.step import Step
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import grpc
 import grpc.aio
 
 from protos import mesh_pb2, mesh_pb2_grpc
-from runtime import rpc
 from runtime.errors import WorkerRefusedError
-from runtime.logs import get_logger
-from runtime.misdial import Misdial, find_misdial
-from runtime.tasks import run_apart
-from runtime.tls import MeshTls, Role
+from runtime.host.logs import get_logger
+from runtime.host.tasks import run_apart
+from runtime.rpc import channels
+from runtime.rpc.tls import MeshTls, Role
+from runtime.rpc.wrong_endpoint import Misdial, find_misdial
 
 _FIRST_DELAY_SECONDS = 0.1
 _MAX_DELAY_SECONDS = 5.0
@@ -162,7 +162,7 @@ async def _membership(
 ) -> AsyncIterator[tuple[_JoinCall, float]]:
     """A Join stream past its welcome, with the seconds between heartbeats that it asked for."""
     tls = None if mesh_tls is None else mesh_tls.towards(Role.COORDINATOR)
-    async with rpc.dial(coordinator, tls) as channel:
+    async with channels.dial(coordinator, tls) as channel:
         call: _JoinCall = mesh_pb2_grpc.MeshStub(channel).Join()
         try:
             with suppress(_MembershipLostError):  # reading says why, a write that fails does not
@@ -231,7 +231,7 @@ async def _read(call: _JoinCall, patience_seconds: float) -> mesh_pb2.Coordinato
 
 def _lost(error: grpc.aio.AioRpcError) -> Exception:
     """What a broken stream means: a refusal if asking again would be answered the same."""
-    _, reason = rpc.error_from_rpc(error)
+    _, reason = channels.error_from_rpc(error)
     misdial = find_misdial(error)
     if misdial is not None:
         reason = f"what answers at --coordinator {misdial.value}; {_MISDIAL_HINTS[misdial]}"

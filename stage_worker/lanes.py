@@ -1,8 +1,9 @@
 """Which part of an activation goes from which rank to which, and the cutting of it.
 
-Rank t of a stage owns one interval of the hidden dimension (`runtime/shares.py`). Two ranks of
-neighbouring stages are joined where their intervals meet: with as many ranks on both sides, rank t
-is joined to rank t alone, and each of these lanes carries 1/tp of every activation.
+Rank t of a stage owns one interval of the hidden dimension
+(`runtime/model_config/tensor_parallel.py`).
+Two ranks of neighbouring stages are joined where their intervals meet: with as many ranks on both
+sides, rank t is joined to rank t alone, and each of these lanes carries 1/tp of every activation.
 
 Shapes: T tokens, H this rank's interval of the hidden dimension, h a part of it.
 """
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from runtime.shares import share
+from runtime.model_config.tensor_parallel import share
 
 Interval = tuple[int, int]
 """Begin and end in the whole model's hidden dimension."""

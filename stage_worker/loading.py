@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protos import stage_pb2
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
+from runtime.checkpoints.model_store import check_gguf, find_model, resolve_model
 from runtime.errors import (
     AssignmentError,
     FingerprintMismatchError,
     InvalidRequestError,
     NotEnoughMemoryError,
 )
-from runtime.logs import get_logger
-from runtime.model_config import load_model_config
-from runtime.model_store import check_gguf, find_model, resolve_model
-from runtime.shares import check_tp_size
+from runtime.host.logs import get_logger
+from runtime.model_config.model_config import load_model_config
+from runtime.model_config.tensor_parallel import check_tp_size
 from stage_worker.canary import record_canary
 from stage_worker.paced_stage import AnyStage, Pace, PacedPlace, PacedStage, paced_top
 from stage_worker.progress import ProgressFn

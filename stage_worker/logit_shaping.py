@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.step import SlotSampling
+from runtime.protocol.step import SlotSampling
 
 
 def is_shaped(sampling: SlotSampling, position: int) -> bool:

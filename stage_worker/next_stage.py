@@ -20,8 +20,8 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import stage_pb2
-from runtime import rpc
 from runtime.errors import EpochEndedError, FrameError, NextStageError, WindowExceededError
+from runtime.rpc import channels
 from stage_worker.lanes import Interval
 from stage_worker.transport import CHUNK_BYTES, ForwardCall, WireFrame, open_forward
 
@@ -38,7 +38,7 @@ class LinkPlan:
     window: int
     dtype: stage_pb2.DType
     hidden_interval: Interval
-    tls: rpc.ChannelTls | None = None
+    tls: channels.ChannelTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class NextStage:
 
     def __init__(self, plan: LinkPlan) -> None:
         self._plan = plan
-        self._channel = rpc.dial(plan.address, plan.tls, is_bulk=True)
-        self._side_channel = rpc.dial(plan.address, plan.tls)
+        self._channel = channels.dial(plan.address, plan.tls, is_bulk=True)
+        self._side_channel = channels.dial(plan.address, plan.tls)
         self._call: ForwardCall = open_forward(self._channel)
         self._credits = asyncio.Semaphore(plan.window)
         self._num_begun = 0
@@ -131,7 +131,7 @@ class NextStage:
         return Sent(time.monotonic(), num_frames, num_bytes)
 
     def _broken(self, error: grpc.aio.AioRpcError) -> EpochEndedError:
-        end = rpc.epoch_end_from_rpc(error, self._name)
+        end = channels.epoch_end_from_rpc(error, self._name)
         # gRPC's own word: the next stage has said nothing.
         is_gone = end.cause == grpc.StatusCode.UNAVAILABLE.name.lower()
         return self._ended(error.details() or end.cause) if is_gone else end

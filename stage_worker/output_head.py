@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import TokenOutOfVocabularyError
-from runtime.step import SampledToken, ScoredToken, Step
+from runtime.protocol.step import SampledToken, ScoredToken, Step
 from stage_worker.collectives.group import RankGroup
 from stage_worker.grammar import GrammarMatchers, GrammarTokenizer
 from stage_worker.model.decoder import Decoder

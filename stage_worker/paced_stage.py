@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from runtime.errors import StagemeshError
-from runtime.model_config import ModelConfig
-from runtime.step import SampledToken, ScoredToken, SequenceChunk, Step
+from runtime.model_config.model_config import ModelConfig
+from runtime.protocol.step import SampledToken, ScoredToken, SequenceChunk, Step
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.lanes import own_interval
 from stage_worker.scoring import chunk_targets

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, InvalidRequestError, StagemeshError
-from runtime.result_codec import result_to_protos
-from runtime.step import StepResult
+from runtime.protocol.result_codec import result_to_protos
+from runtime.protocol.step import StepResult
 
 _NUM_BUFFERED = 256
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import GrammarError, NonFiniteLogitsError, StagemeshError
-from runtime.step import SampledToken, SlotSampling
+from runtime.protocol.step import SampledToken, SlotSampling
 from stage_worker.grammar import GrammarMatcher
 from stage_worker.logit_shaping import is_shaped, shape_logits
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import FrameError, NonFiniteLogitsError
-from runtime.step import ScoredToken, SequenceChunk, SlotSampling
+from runtime.protocol.step import ScoredToken, SequenceChunk, SlotSampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,17 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from protos import mesh_pb2
-from runtime import peers, rpc
-from runtime.call_metrics import count_calls
-from runtime.device_codec import usage_to_proto
-from runtime.devices import DeviceProbe, make_probe
 from runtime.errors import DeviceStuckError, InvalidRequestError, find_error
-from runtime.logs import get_logger
-from runtime.loop_lag import observe_loop_lag
-from runtime.metrics import WorkerMetrics
-from runtime.metrics_server import serving_metrics
-from runtime.process import run
-from runtime.tls import MeshTls, Reach, check_mesh_address
+from runtime.host.devices import DeviceProbe, make_probe
+from runtime.host.logs import get_logger
+from runtime.host.process import run
+from runtime.metrics.declarations import WorkerMetrics
+from runtime.metrics.loop_lag import observe_loop_lag
+from runtime.metrics.metrics_server import serving_metrics
+from runtime.protocol.device_codec import usage_to_proto
+from runtime.rpc import channels, peer_authorization
+from runtime.rpc.call_metrics import count_calls
+from runtime.rpc.tls import MeshTls, Reach, check_mesh_address
 from stage_worker.collectives.shared_file import sweep
 from stage_worker.executor import DeviceThread
 from stage_worker.health import WorkerHealth
@@ -149,10 +149,12 @@ async def _listening(
     options: WorkerOptions, worker: Worker, metrics: WorkerMetrics, health: WorkerHealth
 ) -> AsyncIterator[str]:
     """The worker's service, at the address that is given; at the end the worker is closed, too."""
-    server = rpc.make_server(count_call=count_calls(metrics), check=peers.admit, is_bulk=True)
+    server = channels.make_server(
+        count_call=count_calls(metrics), check=peer_authorization.admit, is_bulk=True
+    )
     StageService(worker).add_to(server)
     await health.add_to(server)
-    address = await rpc.bind(server, options.listen, options.mesh_tls)
+    address = await channels.bind(server, options.listen, options.mesh_tls)
     await server.start()
     try:
         yield address

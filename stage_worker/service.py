@@ -1,8 +1,8 @@
 """The Stage service: protobuf in and out, nothing decided.
 
-Errors become statuses in `runtime/rpc.py`. Methods that write their responses themselves, rather
-than yield them, do so because their tasks may not outlive a `yield`; the generated types know only
-the other style.
+Errors become statuses in `runtime/rpc/channels.py`.
+Methods that write their responses themselves, rather than yield them, do so because their tasks may
+not outlive a `yield`; the generated types know only the other style.
 """
 
 from collections.abc import AsyncIterator
@@ -12,8 +12,8 @@ from typing import Any
 import grpc.aio
 
 from protos import stage_pb2, stage_pb2_grpc
-from runtime.peers import check_caller
-from runtime.tls import Role
+from runtime.rpc.peer_authorization import check_caller
+from runtime.rpc.tls import Role
 from stage_worker.progress import with_progress
 from stage_worker.transport import ForwardContext, add_forward_handler
 from stage_worker.worker import Worker

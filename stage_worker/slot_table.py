@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from runtime.errors import BlockError, FrameError, PositionError, SlotError
-from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ Pure arithmetic on a step's chunks.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from runtime.step import Step
+from runtime.protocol.step import Step
 
 _BORDER_SHARE = 1 / 8
 """A slice may be larger than half by this part of the step, if that leaves its sequences whole."""

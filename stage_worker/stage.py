@@ -12,16 +12,16 @@ Shapes: T tokens of the step, H hidden size, W this rank's interval of it, B row
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import (
     FrameError,
     NotEnoughMemoryError,
     StagemeshError,
     TokenOutOfVocabularyError,
 )
-from runtime.model_config import ModelConfig, load_model_config
-from runtime.shares import RankShares
-from runtime.step import Step
+from runtime.model_config.model_config import ModelConfig, load_model_config
+from runtime.model_config.tensor_parallel import RankShares
+from runtime.protocol.step import Step
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.decode_graphs import DecodeGraphs, GraphShape
 from stage_worker.grammar import GrammarTokenizer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runtime.step import SampledToken, ScoredToken
+from runtime.protocol.step import SampledToken, ScoredToken
 
 
 @dataclass(frozen=True, slots=True)

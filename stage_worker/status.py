@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from protos import mesh_pb2, stage_pb2
-from runtime.memory import total_memory_bytes
+from runtime.host.memory import total_memory_bytes
 
 _PROC_STATUS = Path("/proc/self/status")
 _CPU_INFO = Path("/proc/cpuinfo")

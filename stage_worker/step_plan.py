@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.step import SequenceChunk, Step
+from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.kv_cache import Blocks, BlockShape
 from stage_worker.model.paged_attention import AttentionPlan, DecodeBatch, PrefillChunk
 from stage_worker.model.slices import SlicePlan

@@ -4,9 +4,9 @@ and times and bytes are added up as they come."""
 import math
 
 from protos import stage_pb2
-from runtime.devices import DeviceProbe
-from runtime.metrics import WorkerMetrics
-from runtime.step import RankActivity
+from runtime.host.devices import DeviceProbe
+from runtime.metrics.declarations import WorkerMetrics
+from runtime.protocol.step import RankActivity
 from stage_worker.health import WorkerHealth
 from stage_worker.worker import Worker
 

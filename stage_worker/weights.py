@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import Checkpoint, TensorInfo
+from runtime.checkpoints.checkpoint import Checkpoint, TensorInfo
 from runtime.errors import CheckpointError
 
 _T = TypeVar("_T")

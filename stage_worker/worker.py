@@ -18,8 +18,8 @@ from runtime.errors import (
     NotReadyError,
     StaleEpochError,
 )
-from runtime.result_codec import activity_to_proto
-from runtime.tls import Reach
+from runtime.protocol.result_codec import activity_to_proto
+from runtime.rpc.tls import Reach
 from stage_worker.activity import CountFn, count_nothing
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.epoch import EpochSession

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from runtime.version import VERSION
 
 if TYPE_CHECKING:
-    from runtime.tls import trusting
+    from runtime.rpc.tls import trusting
     from stagemesh.client import AsyncClient
     from stagemesh.completion import Completion
     from stagemesh.generation import (
@@ -51,7 +51,7 @@ _HOMES: Final = {
     "StagemeshRpcError": "stagemesh.rpc_error",
     "TokenIds": "stagemesh.generation",
     "Update": "stagemesh.generation",
-    "trusting": "runtime.tls",
+    "trusting": "runtime.rpc.tls",
 }
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Owns the making of a mesh's certificates: a private authority, and pairs for the roles of a node.
 
 The authority's key is needed here only, and stays where it was made. What a role's certificate says
-is read by `runtime/tls.py`. Nothing is overwritten unless it is renewed.
+is read by `runtime/rpc/tls.py`. Nothing is overwritten unless it is renewed.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from runtime.errors import CertificateError, InvalidRequestError
-from runtime.tls import AUTHORITY_FILE, MEMBER_NAME, Role, check_pair, read_pem
+from runtime.rpc.tls import AUTHORITY_FILE, MEMBER_NAME, Role, check_pair, read_pem
 
 AUTHORITY_KEY_FILE: Final = "ca.key"
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")

@@ -20,7 +20,7 @@ from protos import inference_pb2, mesh_pb2
 from protos.inference_pb2_grpc import InferenceStub
 from protos.mesh_pb2_grpc import OperationsStub
 from runtime.errors import InvalidRequestError
-from runtime.rpc import ChannelTls, dial
+from runtime.rpc.channels import ChannelTls, dial
 from stagemesh.completion import Completion, complete
 from stagemesh.generation import GenerationRequest, Model, Prompt, Update
 from stagemesh.generation_codec import (

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
-from runtime import rpc
 from runtime.errors import InvalidRequestError
+from runtime.rpc import channels
 
 PIECE_BYTES = 1 << 16
 
@@ -57,7 +57,7 @@ async def accepting(address: str, serve: ServeFn) -> AsyncIterator[str]:
 
     At the end no connection is left. Raises `PortTakenError`.
     """
-    listener = await rpc.open_socket(address)
+    listener = await channels.open_socket(address)
     async with asyncio.TaskGroup() as tasks:
         serving: set[asyncio.Task[None]] = set()
 
@@ -80,7 +80,7 @@ class FaultProxy:
     def __init__(self, to: str) -> None:
         self.num_connections = 0
         self.num_bytes = 0
-        self._host, self._port = rpc.split_address(to)
+        self._host, self._port = channels.split_address(to)
         self._faults = NO_FAULTS
         self._num_bytes_at_set = 0
         self._changed = asyncio.Event()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from runtime.errors import CertificateError, LaunchError
-from runtime.rpc import ChannelTls
-from runtime.tls import MeshTls, Role
+from runtime.rpc.channels import ChannelTls
+from runtime.rpc.tls import MeshTls, Role
 from stagemesh.children import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, Child, LineFn
 from stagemesh.ports import dialable, free_address
 from stagemesh.vigil import until_frozen

@@ -9,8 +9,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import inference_pb2, stage_pb2
-from runtime.misdial import find_misdial
-from runtime.rpc import ChannelTls, dial_blocking, error_from_rpc
+from runtime.rpc.channels import ChannelTls, dial_blocking, error_from_rpc
+from runtime.rpc.wrong_endpoint import find_misdial
 from stagemesh.rpc_error import StagemeshRpcError
 
 _ALIVE = ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from runtime.errors import LaunchError
-from runtime.tls import MeshTls, Role
+from runtime.rpc.tls import MeshTls, Role
 from stagemesh.absence import Absences
 from stagemesh.children import Child, LineFn
 from stagemesh.client import AsyncClient

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from runtime.addresses import is_unspecified
 from runtime.errors import InvalidRequestError, PortTakenError
-from runtime.rpc import split_address
+from runtime.rpc.channels import split_address
 from stagemesh.values import join_address
 
 _MAX_PORT = 65535

@@ -5,9 +5,9 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from runtime.misdial import Misdial, find_misdial
-from runtime.rich_errors import retry_after_seconds
-from runtime.rpc import details_from_rpc, error_from_rpc
+from runtime.rpc.channels import details_from_rpc, error_from_rpc
+from runtime.rpc.error_details import retry_after_seconds
+from runtime.rpc.wrong_endpoint import Misdial, find_misdial
 
 _DOOR_HINT: Final = (
     "give --target the coordinator's gRPC door, whose port is 50050 by default; `drain` asks at "

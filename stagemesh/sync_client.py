@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from protos import inference_pb2, mesh_pb2
-from runtime.rpc import ChannelTls, dial_blocking
+from runtime.rpc.channels import ChannelTls, dial_blocking
 from stagemesh.client import (
     CALL_TIMEOUT_SECONDS,
     DEFAULT_TARGET,

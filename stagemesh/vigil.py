@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from runtime import rpc
+from runtime.rpc import channels
 
 # Longer than a coordinator waits for a heartbeat: by then the worker is out of the mesh.
 FROZEN_SECONDS: Final = 12.0
@@ -23,7 +23,7 @@ _PAUSE_SECONDS: Final = 1.0
 
 async def until_frozen(
     address: str,
-    tls: rpc.ChannelTls | None = None,
+    tls: channels.ChannelTls | None = None,
     patience_seconds: float = FROZEN_SECONDS,
     ending_seconds: float = ENDING_SECONDS,
 ) -> None:
@@ -34,7 +34,7 @@ async def until_frozen(
     clock = asyncio.get_running_loop().time
     pause = min(_PAUSE_SECONDS, patience_seconds / 4)
     answered_at: float | None = None
-    async with rpc.dial(address, tls) as channel:
+    async with channels.dial(address, tls) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         while True:
             await asyncio.sleep(pause)
@@ -56,7 +56,7 @@ async def refuses(address: str, timeout_seconds: float) -> bool:
 
     def connect() -> bool:
         try:
-            socket.create_connection(rpc.split_address(address), timeout_seconds).close()
+            socket.create_connection(channels.split_address(address), timeout_seconds).close()
         except ConnectionRefusedError:
             return True
         except OSError:  # such as no answer: its queue of connections is full

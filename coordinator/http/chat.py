@@ -11,7 +11,7 @@ from coordinator.served_model import ServedModel
 from coordinator.token_text import TokenTexts
 from coordinator.tokenizer import ChatMessage
 from coordinator.validation import check_chat
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 
 
 def parse_chat(fields: Fields, request_id: str) -> Call:

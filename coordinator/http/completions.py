@@ -11,7 +11,7 @@ from coordinator.http.parameters import take_delivery, take_max_tokens, take_req
 from coordinator.requests import Prompt, PromptToken, TextPrompt, TokenPrompt, Update
 from coordinator.served_model import ServedModel
 from coordinator.token_text import TokenTexts
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 
 # OpenAI's default at this path, and only here.
 _DEFAULT_MAX_TOKENS: Final = 16

@@ -22,8 +22,8 @@ from coordinator.http.form import JSON, Answer, Call, Form, count_body, usage_bo
 from coordinator.output import OutputStream
 from coordinator.requests import PromptToken, Update, Usage
 from runtime.errors import InvalidRequestError, StagemeshError
-from runtime.logs import get_logger
-from runtime.step import SampledToken
+from runtime.host.logs import get_logger
+from runtime.protocol.step import SampledToken
 
 _EVENT_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",

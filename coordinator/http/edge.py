@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.http.errors import error_response, from_routing
 from coordinator.validation import check_request_id
 from runtime.errors import StagemeshError, find_error
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
 
 REQUEST_ID: Final = "x-request-id"
 TRACEPARENT: Final = "traceparent"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from coordinator.http.parameters import Delivery
 from coordinator.requests import Finish, GenerationRequest, PromptToken, Update, Usage
 from coordinator.served_model import ServedModel
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 
 JSON = dict[str, Any]
 

@@ -16,8 +16,8 @@ from coordinator.requests import Prompt, TextPrompt
 from coordinator.served_model import ServedModel
 from coordinator.texts import detokenize, token_ids
 from coordinator.validation import check_model
+from runtime.checkpoints.model_store import served_name
 from runtime.errors import NotReadyError, UnsupportedParameterError
-from runtime.model_store import served_name
 from runtime.version import PROTOCOL_VERSION, VERSION
 
 _OWNER: Final = "stagemesh"

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
 from coordinator.http.protocol import DoorProtocol
-from runtime import rpc
-from runtime.tls import DoorTls
+from runtime.rpc import channels
+from runtime.rpc.tls import DoorTls
 
 if TYPE_CHECKING:
     import socket
@@ -51,7 +51,7 @@ class HttpServer:
 
         Raises `PortTakenError`.
         """
-        bound = await rpc.open_socket(address)
+        bound = await channels.open_socket(address)
         self._sockets.append(bound)
         return f"{address.rpartition(':')[0]}:{bound.getsockname()[1]}"
 

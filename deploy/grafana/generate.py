@@ -1,6 +1,6 @@
 """Makes the dashboards: `python -m deploy.grafana.generate`; --check says if they are current.
 
-It refuses a panel that asks for a metric which `runtime/metrics.py` does not declare.
+It refuses a panel that asks for a metric which `runtime/metrics/declarations.py` does not declare.
 """
 
 import re
@@ -14,7 +14,7 @@ from deploy.grafana.overview import OVERVIEW
 from deploy.grafana.panels import to_json
 from deploy.grafana.pipeline import PIPELINE
 from deploy.grafana.recovery import RECOVERY
-from runtime.metrics import CoordinatorMetrics, WorkerMetrics
+from runtime.metrics.declarations import CoordinatorMetrics, WorkerMetrics
 
 FOLDER = Path(__file__).parent / "dashboards"
 DASHBOARDS = (OVERVIEW, PIPELINE, NODES, RECOVERY)

@@ -7,7 +7,7 @@ collective, so none waits there for one that does not come.
 import hashlib
 
 from runtime.errors import HeaderMismatchError, StagemeshError
-from runtime.step import Step
+from runtime.protocol.step import Step
 from stage_worker.collectives.record import Record
 from stage_worker.collectives.shared_block import SharedBlock
 

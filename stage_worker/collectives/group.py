@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from runtime.errors import StagemeshError
-from runtime.step import Step
+from runtime.protocol.step import Step
 
 
 class PendingSum(Protocol):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from runtime.backends import BACKEND_DEVICES
 from runtime.errors import InvalidRequestError
+from runtime.protocol.backends import BACKEND_DEVICES
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.collectives.overlap import min_split_tokens
 from stage_worker.collectives.shared_block import SharedBlock

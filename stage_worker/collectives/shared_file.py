@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.errors import SharedMemoryError
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
 
 _NAME = re.compile(r"stagemesh-[0-9a-f]{32}")
 _STORE_SUFFIX = ".store"

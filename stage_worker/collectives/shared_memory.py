@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import StagemeshError
-from runtime.step import Step
+from runtime.protocol.step import Step
 from stage_worker.collectives.agreement import agree
 from stage_worker.collectives.group import PendingSum
 from stage_worker.collectives.shared_block import NUM_TRACKS, PIECE_BYTES, SharedBlock

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.errors import EpochEndedError, StagemeshError
-from runtime.step import Step
+from runtime.protocol.step import Step
 from stage_worker.collectives.agreement import agree
 from stage_worker.collectives.group import PendingSum
 from stage_worker.collectives.shared_block import Pause, SharedBlock

@@ -10,9 +10,9 @@ R = N + 2K.
 
 from torch import Tensor
 
-from runtime.layer_config import LayerConfig
-from runtime.model_config import ModelConfig
-from runtime.shares import RankShares, scaled, shifted
+from runtime.model_config.layer_config import LayerConfig
+from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.tensor_parallel import RankShares, scaled, shifted
 from stage_worker.collectives.group import RankGroup
 from stage_worker.kv_cache import LayerCache
 from stage_worker.model.linear import Linear, Rows

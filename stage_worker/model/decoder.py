@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runtime.layer_config import LayerConfig
-from runtime.model_config import ModelConfig
-from runtime.rope_config import RopeConfig
-from runtime.shares import RankShares, share_widths
+from runtime.model_config.layer_config import LayerConfig
+from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.rope_config import RopeConfig
+from runtime.model_config.tensor_parallel import RankShares, share_widths
 from stage_worker.collectives.group import RankGroup
 from stage_worker.kv_cache import LayerCache
 from stage_worker.model.layers import DecoderLayer

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.model_config import ModelConfig
-from runtime.shares import RankShares, shifted
+from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.tensor_parallel import RankShares, shifted
 from stage_worker.model.linear import Linear, Rows
 from stage_worker.weights import WeightReader
 

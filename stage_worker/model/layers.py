@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.model_config import ModelConfig
-from runtime.shares import RankShares
+from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.tensor_parallel import RankShares
 from stage_worker.collectives.group import RankGroup
 from stage_worker.kv_cache import LayerCache
 from stage_worker.model.attention import Attention

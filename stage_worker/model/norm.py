@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.family import QueryKeyNorm
-from runtime.model_config import ModelConfig
-from runtime.shares import RankShares, scaled
+from runtime.model_config.family import QueryKeyNorm
+from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.tensor_parallel import RankShares, scaled
 from stage_worker.collectives.group import RankGroup
 from stage_worker.weights import WeightReader
 

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.rope_config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig
+from runtime.model_config.rope_config import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+)
 
 
 @dataclass(frozen=True, slots=True)

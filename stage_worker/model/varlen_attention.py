@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from runtime.logs import get_logger
+from runtime.host.logs import get_logger
 from stage_worker.kv_cache import BlockShape, LayerCache
 
 _PROBE_TOKENS = 40

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.model_config import ModelConfig
-from runtime.shares import RankShares, share_widths
+from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.tensor_parallel import RankShares, share_widths
 from stage_worker.collectives.group import RankGroup
 from stage_worker.model.linear import Linear, Rows
 from stage_worker.model.norm import Norm, load_norm

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import httpx
 
-from runtime.tls import trusting
+from runtime.rpc.tls import trusting
 from stagemesh.bench.outcome import Outcome
 from stagemesh.bench.workload import Ask
 from stagemesh.client import AsyncClient, key_metadata

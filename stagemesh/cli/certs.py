@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from runtime.tls import Role
+from runtime.rpc.tls import Role
 from stagemesh.cli.option_types import Flag, between
 
 

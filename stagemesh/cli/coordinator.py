@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from runtime.logs import configure_logging
+from runtime.host.logs import configure_logging
 from stagemesh.cli.launching import MeshOptions, check_options, coordinator_options
 from stagemesh.cli.option_types import ExitWithParent
 from stagemesh.cli.options import (

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from runtime.tls import Role
+from runtime.rpc.tls import Role
 from stagemesh.cli.option_types import Dialled, Wait
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.client import DEFAULT_MESH

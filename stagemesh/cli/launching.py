@@ -6,13 +6,13 @@ from dataclasses import dataclass, fields, replace
 from coordinator.exposure import check_access
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
-from runtime.checkpoint import Checkpoint
-from runtime.devices import visible_gpus
+from runtime.checkpoints.checkpoint import Checkpoint
+from runtime.checkpoints.model_store import resolve_model
 from runtime.errors import InvalidRequestError, NotEnoughMemoryError
-from runtime.memory import total_memory_bytes
-from runtime.model_config import load_model_config
-from runtime.model_store import resolve_model
-from runtime.tls import Role
+from runtime.host.devices import visible_gpus
+from runtime.host.memory import total_memory_bytes
+from runtime.model_config.model_config import load_model_config
+from runtime.rpc.tls import Role
 from stagemesh.cli.arguments import as_arguments
 from stagemesh.cli.options import (
     ADDRESS_DEFAULTS,

@@ -5,7 +5,7 @@ from functools import partial
 
 from rich.console import Console
 
-from runtime.tls import Role, check_mesh_address
+from runtime.rpc.tls import Role, check_mesh_address
 from stagemesh.cli.arguments import as_arguments
 from stagemesh.cli.launching import gpus_for, shared_out
 from stagemesh.cli.option_types import Address, Reached, Workers

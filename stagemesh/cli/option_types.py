@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 from runtime.addresses import is_unspecified
 from runtime.errors import InvalidRequestError
-from runtime.rpc import split_address
+from runtime.rpc.channels import split_address
 from stagemesh.values import parse_layers, parse_origins, parse_ranks, parse_size
 
 

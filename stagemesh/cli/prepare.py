@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from runtime.model_store import resolve_model
+from runtime.checkpoints.model_store import resolve_model
 from stagemesh.progress import ProgressView
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from runtime.rpc import ChannelTls
-from runtime.tls import DoorTls, MeshTls, Role, trusting
+from runtime.rpc.channels import ChannelTls
+from runtime.rpc.tls import DoorTls, MeshTls, Role, trusting
 from stagemesh.cli.option_types import Flag, Positive
 from stagemesh.client import DEFAULT_MESH, DEFAULT_TARGET
 

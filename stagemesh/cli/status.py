@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runtime.tls import Role
+from runtime.rpc.tls import Role
 from stagemesh.cli.option_types import ApiKey, Dialled, Flag
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.render import (

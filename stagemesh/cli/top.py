@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from runtime.errors import InvalidRequestError
-from runtime.tls import Role
+from runtime.rpc.tls import Role
 from stagemesh.cli.option_types import ApiKey, Dialled
 from stagemesh.cli.security import OPERATOR_SECURITY_DEFAULTS, OperatorSecurityOptions
 from stagemesh.rpc_error import StagemeshRpcError

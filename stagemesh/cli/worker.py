@@ -52,8 +52,8 @@ def worker(
     """
     check_apart({"--listen": listen, "--metrics": metrics})
     # Here, so that other commands do not wait seconds for torch.
-    from runtime.logs import configure_logging
-    from runtime.tls import Role
+    from runtime.host.logs import configure_logging
+    from runtime.rpc.tls import Role
     from simulator.pacing import read_pace
     from stage_worker.server import WorkerOptions, run_worker
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from runtime.step import SlotSampling, Step
+from runtime.protocol.step import SlotSampling, Step
 
 
 class Slots:

@@ -14,11 +14,11 @@ from typing import Any
 import grpc.aio
 
 from protos import stage_pb2, stage_pb2_grpc
-from runtime import rpc
 from runtime.errors import EpochEndedError, NextStageError, StagemeshError
-from runtime.result_codec import result_to_proto
-from runtime.step import SampledToken, ScoredToken, StageTiming, Step, StepResult
-from runtime.step_codec import header_to_step
+from runtime.protocol.result_codec import result_to_proto
+from runtime.protocol.step import SampledToken, ScoredToken, StageTiming, Step, StepResult
+from runtime.protocol.step_codec import header_to_step
+from runtime.rpc import channels
 from tests.coordinator.fake_slots import Slots
 from tests.coordinator.toy_model import toy_logprobs, toy_top
 
@@ -224,7 +224,7 @@ async def _next_stage(opening: stage_pb2.OpenEpochRequest) -> AsyncIterator[Any]
     if not opening.next:
         yield None
         return
-    async with rpc.dial(opening.next[opening.rank].address) as channel:
+    async with channels.dial(opening.next[opening.rank].address) as channel:
         call = stage_pb2_grpc.StageStub(channel).Forward()
         reader = asyncio.create_task(_drain(call))
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import grpc.aio
 
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2_grpc
-from runtime import rpc
+from runtime.rpc import channels
 from runtime.version import PROTOCOL_VERSION
 from tests.coordinator.fake_stage import Behaviour, FakeStage
 
@@ -34,7 +34,7 @@ class FakeWorker:
         )
         hello.MergeFrom(mesh_pb2.Hello(**changes))
         await self._leave()
-        self.channel = rpc.dial(mesh_address)
+        self.channel = channels.dial(mesh_address)
         self.join = mesh_pb2_grpc.MeshStub(self.channel).Join()
         await self.join.write(mesh_pb2.WorkerMessage(hello=hello))
         message = await self.join.read()
@@ -74,9 +74,9 @@ async def fake_worker(
 ) -> AsyncIterator[FakeWorker]:
     """A worker that has joined the mesh, if one is named, and is killed at the end."""
     stage = FakeStage(worker_id, Behaviour(**behaviour))
-    server = rpc.make_server()
+    server = channels.make_server()
     stage_pb2_grpc.add_StageServicer_to_server(stage, server)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     worker = FakeWorker(stage, server, address)
     try:

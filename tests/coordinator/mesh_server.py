@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from coordinator.membership import Membership
 from coordinator.mesh_service import MeshService
 from protos import mesh_pb2_grpc
-from runtime import rpc
-from runtime.tls import Reach
+from runtime.rpc import channels
+from runtime.rpc.tls import Reach
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
 
 _ON_LOOPBACK = Reach()
@@ -21,10 +21,10 @@ async def mesh_server(
     reach: Reach = _ON_LOOPBACK,
 ) -> AsyncIterator[tuple[str, MeshService]]:
     """A mesh listener, which is closed at the end."""
-    server = rpc.make_server()
+    server = channels.make_server()
     service = MeshService(membership, "c1", heartbeat_seconds, timeout_seconds, reach)
     mesh_pb2_grpc.add_MeshServicer_to_server(service, server)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:
         yield address, service

@@ -6,7 +6,7 @@ from coordinator.answer_text import AnswerText
 from coordinator.detokenizer import Detokenizer
 from coordinator.stop_strings import StopStrings
 from coordinator.tokenizer import Tokenizer
-from runtime.model_config import load_model_config
+from runtime.model_config.model_config import load_model_config
 
 
 def make_text(folder: Path, stop: str, min_tokens: int) -> AnswerText:

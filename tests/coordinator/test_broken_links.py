@@ -14,7 +14,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.places import links_of, place
 from coordinator.plan import plan_replica
 from protos import mesh_pb2
-from runtime.model_config import load_model_config
+from runtime.model_config.model_config import load_model_config
 from tests.coordinator.test_blame import outcome, rejoining, used
 from tests.coordinator.toy_mesh import (
     Answer,

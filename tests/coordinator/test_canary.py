@@ -14,7 +14,7 @@ from coordinator.canary import (
     write_reference,
 )
 from runtime.errors import CanaryMismatchError
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 
 PROMPT = (1, 2, 3)
 REFERENCE = CanaryReference(PROMPT, (4, 5, 6), (-0.5, -1.5, -2.0))

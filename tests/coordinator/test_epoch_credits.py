@@ -10,7 +10,7 @@ from coordinator.epoch import EpochStreams
 from coordinator.stages import EpochId, EpochPlan
 from protos import stage_pb2
 from runtime.errors import FrameError, StageFailedError, StagemeshError, WindowExceededError
-from runtime.step import Step
+from runtime.protocol.step import Step
 
 PLAN = EpochPlan(
     EpochId("coordinator", 1),

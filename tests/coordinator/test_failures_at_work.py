@@ -23,7 +23,7 @@ from coordinator.plan import plan_replica
 from coordinator.suspects import Suspects
 from coordinator.verdict import judge
 from runtime.errors import StageFailedError
-from runtime.model_config import load_model_config
+from runtime.model_config.model_config import load_model_config
 from runtime.version import PROTOCOL_VERSION
 from tests.coordinator.test_blame import used
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh

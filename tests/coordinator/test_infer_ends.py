@@ -9,7 +9,7 @@ import pytest
 
 from coordinator import dispatcher
 from protos import inference_pb2
-from runtime.rpc import error_from_rpc
+from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.toy_mesh import ToyMesh, collect, token_request, toy_mesh
 from tests.coordinator.toy_model import MAX_LEN, VOCAB_SIZE, toy_answer
 

@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from protos import inference_pb2
-from runtime.rpc import error_from_rpc
+from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 

@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.membership import Membership
 from protos import mesh_pb2, stage_pb2
-from runtime.devices import DeviceUsage
-from runtime.step import RankActivity
+from runtime.host.devices import DeviceUsage
+from runtime.protocol.step import RankActivity
 from runtime.version import PROTOCOL_VERSION
 from tests.coordinator.mesh_server import mesh_server, workers
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from runtime.rpc import error_from_rpc
-from runtime.step import Step
+from runtime.protocol.step import Step
+from runtime.rpc.channels import error_from_rpc
 from scheduler import Scheduler
 from tests.coordinator.toy_mesh import ToyMesh, collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer

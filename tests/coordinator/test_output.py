@@ -7,7 +7,7 @@ import pytest
 from coordinator.output import MAX_LOGPROBS_PER_UPDATE, OutputStream
 from coordinator.requests import Finish, Timings, Update, Usage
 from runtime.errors import ShuttingDownError
-from runtime.step import SampledToken
+from runtime.protocol.step import SampledToken
 from scheduler import FinishReason
 
 FINISH = Finish(FinishReason.LENGTH, Usage(1, 2), Timings(0.1, 0.2, 0.3))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protos import inference_pb2
-from runtime.step import Step
+from runtime.protocol.step import Step
 from scheduler import POLICY_NAMES, PolicyName
 from stage_worker.paced_stage import PACED, paced_top
 from stage_worker.server import WorkerOptions, serve_worker

@@ -11,7 +11,7 @@ from coordinator.membership import Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.places import place, what_is_missing
 from coordinator.plan import plan_replica
-from runtime.model_config import load_model_config
+from runtime.model_config.model_config import load_model_config
 from runtime.version import PROTOCOL_VERSION
 
 

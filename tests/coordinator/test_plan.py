@@ -22,8 +22,8 @@ from runtime.errors import (
     TooManyRanksError,
     TooManyStagesError,
 )
-from runtime.layer_config import ExpertsConfig
-from runtime.model_config import ModelConfig, load_model_config
+from runtime.model_config.layer_config import ExpertsConfig
+from runtime.model_config.model_config import ModelConfig, load_model_config
 
 OPTIONS = CoordinatorOptions(model="smollm2", pp=2)
 

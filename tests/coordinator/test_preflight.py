@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from coordinator import preflight
 from coordinator.membership import Membership
-from runtime.tls import Reach
+from runtime.rpc.tls import Reach
 from runtime.version import PROTOCOL_VERSION
 from stagemesh.ports import reserve
 from tests.coordinator.mesh_server import mesh_server, workers

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from protos import inference_pb2, stage_pb2
-from runtime.rpc import error_from_rpc
+from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.http.events import stream_events
 from tests.coordinator.toy_mesh import ToyMesh, collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer, toy_logprobs, toy_top

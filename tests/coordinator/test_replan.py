@@ -9,7 +9,7 @@ from coordinator.member import Member, WorkerIdentity
 from coordinator.options import CoordinatorOptions
 from coordinator.plan import plan_replica
 from coordinator.replan import fits_memory, make_plan, smaller_options
-from runtime.model_config import ModelConfig, load_model_config
+from runtime.model_config.model_config import ModelConfig, load_model_config
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 

@@ -12,7 +12,7 @@ import pytest
 from coordinator.replica import Replica
 from protos import stage_pb2
 from runtime.errors import CheckpointError, WorkerDiedError
-from runtime.rpc import error_from_rpc
+from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.fake_worker import fake_worker
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import VOCAB_SIZE, toy_answer

@@ -9,7 +9,7 @@ import pytest
 
 from protos import inference_pb2
 from runtime.errors import CheckpointError, NotEnoughMemoryError, StagemeshError
-from runtime.rpc import error_from_rpc
+from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 

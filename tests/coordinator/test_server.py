@@ -16,7 +16,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.served_model import ServedModel, load_served_model
 from coordinator.server import INFERENCE_SERVICE, serve_coordinator
 from runtime.errors import PortTakenError, ShuttingDownError
-from runtime.rpc import error_from_rpc
+from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.toy_mesh import Answer, ToyMesh, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 

@@ -11,7 +11,7 @@ from grpc_status import rpc_status
 
 from protos import inference_pb2
 from protos.inference_pb2_grpc import InferenceStub
-from runtime.rpc import error_from_rpc
+from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.toy_mesh import collect, read_one, token_request, toy_mesh
 
 PROMPT = (5, 6, 7)

@@ -12,7 +12,7 @@ from runtime.errors import (
     WorkerDiedError,
     WorkerRefusedError,
 )
-from runtime.rich_errors import DETAILS_KEY, error_status, short_message
+from runtime.rpc.error_details import DETAILS_KEY, error_status, short_message
 
 LONG_HOST = "a-host-with-a-name-of-more-than-sixty-characters.in.a.long.domain"
 

@@ -11,7 +11,7 @@ from coordinator.requests import JSON_OBJECT, Choice, JsonSchema, Regex, Structu
 from coordinator.structured_output import MAX_GRAMMAR_BYTES, compile_grammar
 from protos import inference_pb2, stage_pb2
 from runtime.errors import InvalidRequestError
-from runtime.rpc import error_from_rpc
+from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 

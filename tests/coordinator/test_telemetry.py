@@ -5,8 +5,8 @@ from prometheus_client import CollectorRegistry
 from coordinator.assignment import LoadReport
 from coordinator.telemetry import ReplicaTelemetry, StepObserver
 from runtime.errors import EpochEndedError, WorkerDiedError
-from runtime.metrics import CoordinatorMetrics
-from runtime.step import SendTiming, SequenceChunk, StageTiming, Step
+from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.step import SendTiming, SequenceChunk, StageTiming, Step
 from scheduler import StageRecord
 
 LABELS = {"replica": "0", "cause": "worker_died"}

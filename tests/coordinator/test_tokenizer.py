@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from coordinator.tokenizer import ChatMessage, Tokenizer
+from runtime.checkpoints.model_store import resolve_model
 from runtime.errors import ChatTemplateError, ModelConfigError, TokenOutOfVocabularyError
-from runtime.model_config import load_model_config
-from runtime.model_store import resolve_model
+from runtime.model_config.model_config import load_model_config
 from tests.coordinator.tokenizer_models import load_byte_fallback, make_config, save_byte_fallback
 
 TEXTS = [
@@ -214,9 +214,9 @@ import sys
 from pathlib import Path
 from coordinator.detokenizer import Detokenizer
 from coordinator.tokenizer import ChatMessage, Tokenizer
-from runtime.checkpoint import Checkpoint
-from runtime.model_config import load_model_config
-import runtime.model_store
+from runtime.checkpoints.checkpoint import Checkpoint
+from runtime.model_config.model_config import load_model_config
+import runtime.checkpoints.model_store
 
 folder = Path(sys.argv[1])
 Checkpoint.open(folder)

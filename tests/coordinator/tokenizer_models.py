@@ -6,11 +6,11 @@ from typing import Any
 from transformers import LlamaTokenizer
 
 from coordinator.tokenizer import Tokenizer
-from runtime.families import FAMILIES
-from runtime.layer_config import LayerConfig
-from runtime.model_config import ModelConfig, load_model_config
-from runtime.model_store import resolve_model
-from runtime.rope_config import RopeConfig
+from runtime.checkpoints.model_store import resolve_model
+from runtime.model_config.families import FAMILIES
+from runtime.model_config.layer_config import LayerConfig
+from runtime.model_config.model_config import ModelConfig, load_model_config
+from runtime.model_config.rope_config import RopeConfig
 
 PIECES = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁h", "el", "lo", "▁hel", "▁hello", "ll", "世", "�"]
 NUM_BYTE_FALLBACK = 259 + len(PIECES)

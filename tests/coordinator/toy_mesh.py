@@ -13,7 +13,7 @@ import httpx
 from coordinator.options import CoordinatorOptions
 from coordinator.server import Addresses, serve_coordinator
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
-from runtime import rpc
+from runtime.rpc import channels
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
 
 
@@ -74,7 +74,7 @@ class ToyMesh:
     async def drain(self, target: str, grace_seconds: float = 30.0) -> list[str]:
         """Has a worker or a replica leave; the addresses of those that did."""
         request = mesh_pb2.DrainRequest(target=target, grace_seconds=grace_seconds)
-        async with rpc.dial(self.mesh) as channel:
+        async with channels.dial(self.mesh) as channel:
             answer = await mesh_pb2_grpc.OperationsStub(channel).Drain(request)
         return list(answer.workers)
 
@@ -129,7 +129,7 @@ async def toy_mesh(
         if serving.done():
             await serving
         bound = await started
-        channel = await stack.enter_async_context(rpc.dial(bound.grpc))
+        channel = await stack.enter_async_context(channels.dial(bound.grpc))
         count = config.num_workers if num_workers is None else num_workers
         toy = ToyMesh(bound, stop, channel, serving, [], stack)
         try:

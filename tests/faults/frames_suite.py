@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from protos import stage_pb2, stage_pb2_grpc
-from runtime import rpc
+from runtime.rpc import channels
 from tests.integration.processes import RunningCommand, new_address, running_command
 from tests.integration.tiny_chat import NUM_LAYERS, TinyChat
 from tests.stage_worker.live_worker import (
@@ -46,7 +46,7 @@ async def worker(
 ) -> AsyncIterator[LiveWorker]:
     """The same with the whole model; after the test it answers as it did before."""
     command, address = process
-    async with rpc.dial(address) as channel:
+    async with channels.dial(address) as channel:
         worker = LiveWorker(address, stage_pb2_grpc.StageStub(channel))
         (assignment,) = make_assignments(tiny_chat.model.folder, (NUM_LAYERS,))
         await worker.load(assignment)

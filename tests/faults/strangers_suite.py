@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from protos import inference_pb2, mesh_pb2, stage_pb2
-from runtime.rpc import dial_blocking, split_address
+from runtime.rpc.channels import dial_blocking, split_address
 from runtime.version import PROTOCOL_VERSION
 from stagemesh import Client, StagemeshRpcError
 from stagemesh.fault_proxy import Faults

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from runtime.rpc import ChannelTls, dial_blocking
-from runtime.tls import MeshTls, Role
+from runtime.rpc.channels import ChannelTls, dial_blocking
+from runtime.rpc.tls import MeshTls, Role
 from stagemesh.certificates import NodeRequest, make_certificates
 from stagemesh.fault_proxy import Accident, Faults
 from tests.faults.asking import REQUESTS, asking, disturbed

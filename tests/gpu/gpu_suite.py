@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from stage_worker import stage as stage_module
 from stage_worker.decode_graphs import DecodeGraphs
 from stage_worker.kv_cache import BlockShape

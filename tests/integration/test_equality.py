@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runtime.step import SlotSampling
+from runtime.protocol.step import SlotSampling
 from stage_worker.sampling import Draw, sample
 from stagemesh import Chat, ChatMessage, FinishReason, GenerationRequest, Sampling, TokenIds
 from tests.integration.processes import Mesh

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from protos import stage_pb2, stage_pb2_grpc
-from runtime import rpc
+from runtime.rpc import channels
 from stagemesh import Client, GenerationRequest, Sampling, TokenIds
 from tests.integration.conftest import OPTIONS
 from tests.integration.process_log import START_SECONDS
@@ -182,10 +182,10 @@ async def test_rank_with_a_wrong_frame_ends_the_epoch_in_every_process_within_a_
 ) -> None:
     """The test is the coordinator and the two ranks of the stage before."""
     async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(rpc.dial(each)) for each in pair_of_workers]
+        dialled = [await stack.enter_async_context(channels.dial(each)) for each in pair_of_workers]
         workers = [
             LiveWorker(address, stage_pb2_grpc.StageStub(channel))
-            for address, channel in zip(pair_of_workers, channels, strict=True)
+            for address, channel in zip(pair_of_workers, dialled, strict=True)
         ]
         opening = make_ranks_opening(next(COUNTERS), stage=1, num_senders=2)
         await open_stage(workers, opening)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from runtime.model_store import resolve_model
+from runtime.checkpoints.model_store import resolve_model
 from stagemesh import Chat, ChatMessage, FinishReason, GenerationRequest, Sampling, TokenIds
 from tests.integration.processes import Mesh, serving
 from tests.integration.tiny_chat import assert_matches_reference

@@ -13,8 +13,8 @@ import grpc
 import psutil
 import pytest
 
-from runtime.rpc import dial_blocking
-from runtime.tls import MeshTls, Role, trusting
+from runtime.rpc.channels import dial_blocking
+from runtime.rpc.tls import MeshTls, Role, trusting
 from stagemesh import Client, GenerationRequest, MeshState, StagemeshRpcError, TokenIds
 from stagemesh.certificates import NodeRequest, make_certificates
 from tests.integration.conftest import OPTIONS

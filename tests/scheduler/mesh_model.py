@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from runtime.step import SampledToken, SlotSampling, Step
+from runtime.protocol.step import SampledToken, SlotSampling, Step
 from scheduler import (
     FinishReason,
     FixedPolicy,

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from scheduler import SchedulerLimits
 
 VOCAB_SIZE = 11

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.step import Step
+from runtime.protocol.step import Step
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from runtime.step import StageTiming
+from runtime.protocol.step import StageTiming
 from scheduler import SentStep, StageRecord, StepWork
 from scheduler.pipeline_meter import PipelineMeter
 

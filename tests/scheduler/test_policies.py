@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.step import StageTiming
+from runtime.protocol.step import StageTiming
 from scheduler import POLICY_NAMES, PolicyOptions, SchedulerLimits, StageRecord, make_policy
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions, PolicyName, ThrottleOptions
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request

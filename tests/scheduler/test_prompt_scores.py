@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.errors import FrameError
-from runtime.step import SampledToken, ScoredToken, SlotSampling, Step
+from runtime.protocol.step import SampledToken, ScoredToken, SlotSampling, Step
 from scheduler import FixedPolicy, Scheduler, SequenceRequest
 from tests.scheduler.mesh_model import make_limits
 

@@ -9,7 +9,7 @@ from runtime.errors import (
     QueueFullError,
     StepGapError,
 )
-from runtime.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from scheduler import FinishReason, FixedPolicy, Scheduler
 from tests.scheduler.mesh_model import Mesh, answer, make_limits, make_request
 from tests.scheduler.stage_model import VOCAB_SIZE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import InvalidRequestError
-from runtime.step import SequenceChunk, Step
+from runtime.protocol.step import SequenceChunk, Step
 from simulator.pacing import PacedModel, read_pace
 from simulator.stage_times import load_times
 

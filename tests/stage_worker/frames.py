@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from protos import stage_pb2
-from runtime.step import SequenceChunk, Step
-from runtime.step_codec import step_to_header
+from runtime.protocol.step import SequenceChunk, Step
+from runtime.protocol.step_codec import step_to_header
 from stage_worker.assembly import ReceivePlan
 from stage_worker.lanes import Interval
 from stage_worker.next_stage import LinkPlan, step_frames

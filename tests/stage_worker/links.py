@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from protos import stage_pb2
-from runtime import rpc
+from runtime.rpc import channels
 from stage_worker.next_stage import LinkPlan, NextStage
 from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
 from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE
@@ -26,9 +26,9 @@ async def linked(handler: Handler, hidden_size: int = HIDDEN_SIZE) -> AsyncItera
         await context.send_initial_metadata(())
         await handler(context)
 
-    server = rpc.make_server()
+    server = channels.make_server()
     add_forward_handler(server, forward)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:
         async with NextStage(link_plan(address, hidden_size)) as link:

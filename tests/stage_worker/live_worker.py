@@ -12,10 +12,10 @@ import grpc.aio
 import pytest
 
 from protos import stage_pb2, stage_pb2_grpc
-from runtime import rpc
-from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
-from runtime.step_codec import step_to_header
-from runtime.tls import Reach
+from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step_codec import step_to_header
+from runtime.rpc import channels
+from runtime.rpc.tls import Reach
 from stage_worker.executor import DeviceThread
 from stage_worker.loading import WorkerDevice
 from stage_worker.service import StageService
@@ -77,12 +77,12 @@ async def live_worker_in(
     """One worker whose sessions run in `tasks`."""
     with closing(DeviceThread(1)) as thread:
         worker = Worker("worker", WorkerDevice("cpu", num_threads=1), thread, tasks, reach)
-        server = rpc.make_server()
+        server = channels.make_server()
         StageService(worker).add_to(server)
-        address = await rpc.bind(server, "127.0.0.1:0")
+        address = await channels.bind(server, "127.0.0.1:0")
         await server.start()
         try:
-            async with rpc.dial(address) as channel:
+            async with channels.dial(address) as channel:
                 yield LiveWorker(address, stage_pb2_grpc.StageStub(channel))
         finally:
             await worker.close()
@@ -169,7 +169,7 @@ async def end_of(call: ForwardCall) -> tuple[grpc.StatusCode, str]:
     """Status and code of an aborted stream."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _read_all(call)
-    code, _ = rpc.error_from_rpc(caught.value)
+    code, _ = channels.error_from_rpc(caught.value)
     return caught.value.code(), code
 
 

@@ -10,8 +10,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
-from runtime.checkpoint import Checkpoint
-from runtime.step import SampledToken, ScoredToken, SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.checkpoints.checkpoint import Checkpoint
+from runtime.protocol.step import (
+    SampledToken,
+    ScoredToken,
+    SequenceChunk,
+    SlotOpening,
+    SlotSampling,
+    Step,
+)
 from stage_worker.stage import Stage
 from stage_worker.stage_spec import StageOutput, StageSpec
 from tests.stage_worker.ranked_stage import RankedStage

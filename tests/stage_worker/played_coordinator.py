@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from protos import mesh_pb2, mesh_pb2_grpc
-from runtime import rpc
+from runtime.rpc import channels
 from stage_worker.join import Departure
 
 Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
@@ -34,9 +34,9 @@ class PlayedMesh(mesh_pb2_grpc.MeshServicer):
 @asynccontextmanager
 async def serving(mesh: PlayedMesh, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """The address where `mesh` answers."""
-    server = rpc.make_server()
+    server = channels.make_server()
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh, server)
-    bound = await rpc.bind(server, address)
+    bound = await channels.bind(server, address)
     await server.start()
     try:
         yield bound

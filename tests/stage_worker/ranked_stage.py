@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from runtime.step import Step
+from runtime.protocol.step import Step
 from stage_worker.stage import Stage
 from stage_worker.stage_spec import StageOutput
 from tests.stage_worker.collectives.rank_threads import open_groups

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from runtime.step import SampledToken, SlotSampling
+from runtime.protocol.step import SampledToken, SlotSampling
 from tests.stage_worker.local_pipeline import LocalPipeline, Request
 from tests.tiny_models import TinyModel
 

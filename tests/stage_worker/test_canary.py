@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import CheckpointError
 from stage_worker.canary import record_canary
 from tests.tiny_models import make_tiny_llama

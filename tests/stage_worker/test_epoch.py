@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from protos import stage_pb2
-from runtime import rpc
-from runtime.result_codec import result_from_proto
-from runtime.step import SendTiming, Step
+from runtime.protocol.result_codec import result_from_proto
+from runtime.protocol.step import SendTiming, Step
+from runtime.rpc import channels
 from stage_worker.epoch import EpochSession
 from stage_worker.epoch_plan import EpochPlan
 from stage_worker.executor import DeviceThread
@@ -132,9 +132,9 @@ async def _middle(
 
 @asynccontextmanager
 async def _serving(forward: Any) -> AsyncIterator[str]:
-    server = rpc.make_server()
+    server = channels.make_server()
     add_forward_handler(server, forward)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:
         yield address

@@ -8,9 +8,9 @@ import grpc.aio
 import pytest
 
 from protos import stage_pb2
-from runtime import rpc
 from runtime.errors import SlotError
-from runtime.step import Step
+from runtime.protocol.step import Step
+from runtime.rpc import channels
 from stage_worker.slot_table import SlotTable
 from stage_worker.stage import Stage
 from tests.stage_worker.live_worker import (
@@ -131,7 +131,7 @@ async def test_results_reader_that_leaves_ends_the_epoch(tiny_model: TinyModel) 
 async def test_garbage_on_forward_ends_the_epoch_with_a_frame_error(
     tiny_model: TinyModel,
 ) -> None:
-    async with live_workers(1) as workers, rpc.dial(workers[0].address) as channel:
+    async with live_workers(1) as workers, channels.dial(workers[0].address) as channel:
         await load_pipeline(workers, tiny_model.folder)
         epoch = await open_pipeline(workers, counter=1)
         raw: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(

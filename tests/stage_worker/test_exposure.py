@@ -5,7 +5,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from runtime.tls import Reach
+from runtime.rpc.tls import Reach
 from stage_worker import next_stage
 from tests.stage_worker.live_worker import live_workers, make_assignments, make_opening
 from tests.tiny_models import make_tiny_llama

@@ -10,7 +10,7 @@ from itertools import repeat
 import pytest
 import torch
 
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from stage_worker.canary import record_canary
 from stage_worker.stage import Stage
 from tests.stage_worker.local_pipeline import (

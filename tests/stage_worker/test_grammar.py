@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from transformers import PreTrainedTokenizerFast
 
 from runtime.errors import GrammarError, ModelConfigError
-from runtime.step import SlotOpening, SlotSampling, Step
+from runtime.protocol.step import SlotOpening, SlotSampling, Step
 from stage_worker.grammar import GrammarMatcher, GrammarMatchers, GrammarTokenizer
 from stage_worker.sampling import Draw, sample
 from tests.tiny_tokenizer import VOCAB_SIZE, write_tiny_tokenizer

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from protos import mesh_pb2
-from runtime import rpc
 from runtime.errors import ProtocolVersionError, WorkerRefusedError, find_error
+from runtime.rpc import channels
 from stage_worker.join import Departure, stay_joined
 from tests.stage_worker.played_coordinator import (
     WAIT_SECONDS,
@@ -43,8 +43,8 @@ async def test_stay_joined_refused_raises_the_reason(
 
 
 async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coordinator() -> None:
-    server = rpc.make_server()
-    address = await rpc.bind(server, "127.0.0.1:0")
+    server = channels.make_server()
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:
         async with asyncio.timeout(WAIT_SECONDS):

@@ -5,7 +5,7 @@ from typing import Never
 
 import torch
 
-from runtime.rpc import MAX_MESSAGE_BYTES
+from runtime.rpc.channels import MAX_MESSAGE_BYTES
 from stage_worker.transport import CHUNK_BYTES, ForwardContext
 from tests.stage_worker.frames import make_header, make_receiver, receive_plan
 from tests.stage_worker.links import linked, next_frame

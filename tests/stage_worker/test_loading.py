@@ -8,9 +8,9 @@ import grpc.aio
 import pytest
 
 from protos import stage_pb2
-from runtime import rpc
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import RequestCancelledError
+from runtime.rpc import channels
 from stage_worker import worker as worker_module
 from stage_worker.loading import LoadedPart
 from stage_worker.progress import ProgressFn
@@ -97,7 +97,7 @@ async def test_load_refused_names_the_reason_and_leaves_the_worker_empty(
         with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
             await worker.load(assignment)
 
-        assert rpc.error_from_rpc(caught.value)[0] == code
+        assert channels.error_from_rpc(caught.value)[0] == code
         assert (await worker.state()).state == stage_pb2.WORKER_STATE_EMPTY
 
 
@@ -154,7 +154,7 @@ async def test_open_epoch_off_the_plan_is_refused(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await workers[0].open_epoch(request)
 
-        assert rpc.error_from_rpc(caught.value)[0] == code
+        assert channels.error_from_rpc(caught.value)[0] == code
 
 
 async def test_open_epoch_without_weights_stale_or_unreachable_next_is_refused(

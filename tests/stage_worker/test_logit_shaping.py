@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.step import SlotSampling
+from runtime.protocol.step import SlotSampling
 from stage_worker.logit_shaping import is_shaped, shape_logits
 from stage_worker.sampling import Draw, sample
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from protos import stage_pb2
-from runtime import rpc
+from runtime.rpc import channels
 from stage_worker.lanes import Interval, cut
 from stage_worker.next_ranks import NextRanks
 from stage_worker.next_stage import LinkPlan
@@ -46,9 +46,9 @@ async def _linked() -> AsyncIterator[tuple[NextRanks, list[_Peer]]]:
     async with AsyncExitStack() as stack:
         plans = []
         for peer, part in zip(peers, PARTS, strict=True):
-            server = rpc.make_server()
+            server = channels.make_server()
             add_forward_handler(server, peer.forward)
-            address = await rpc.bind(server, "127.0.0.1:0")
+            address = await channels.bind(server, "127.0.0.1:0")
             await server.start()
             stack.push_async_callback(server.stop, None)
             plans.append(LinkPlan(EPOCH, 0, address, WINDOW, stage_pb2.DTYPE_FLOAT32, part))

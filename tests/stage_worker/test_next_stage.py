@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from protos import stage_pb2
-from runtime import rpc
 from runtime.errors import EpochEndedError, FrameError, StepGapError, WindowExceededError
+from runtime.rpc import channels
 from stage_worker import next_stage
 from stage_worker.next_stage import NextStage, step_frames
 from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
@@ -146,9 +146,9 @@ async def test_connect_silent_peer_raises_at_the_deadline(monkeypatch: pytest.Mo
     async def silent(_: Any, context: ForwardContext) -> None:
         await context.read()
 
-    server = rpc.make_server()
+    server = channels.make_server()
     add_forward_handler(server, silent)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:
         with pytest.raises(EpochEndedError, match="no answer"):

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from protos import stage_pb2
-from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.receiver import Receiver, Sender
 from stage_worker.transport import WireFrame
 from tests.stage_worker.live_ranks import RanksPlan, Stages, load_ranks, open_ranks

@@ -12,7 +12,7 @@ from tests.stage_worker.reference import EVERYTHING, assert_matches, make_prompt
 from tests.tiny_models import TinyModel, make_tiny_llama
 
 if TYPE_CHECKING:
-    from runtime.step import SampledToken
+    from runtime.protocol.step import SampledToken
 
 SYSTEM = make_prompt(30, seed=1)
 PROMPTS = (

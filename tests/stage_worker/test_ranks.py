@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from protos import stage_pb2
-from runtime.step import Step
+from runtime.protocol.step import Step
 from stage_worker.receiver import Receiver, Sender
 from stage_worker.transport import WireFrame
 from tests.stage_worker.live_ranks import RanksPlan, Stages, load_ranks, open_ranks

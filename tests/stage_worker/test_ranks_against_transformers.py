@@ -8,9 +8,9 @@ from itertools import repeat
 import pytest
 import torch
 
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import EpochEndedError, FrameError, HeaderMismatchError, TooManyRanksError
-from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.canary import record_canary
 from stage_worker.stage import Stage
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks

@@ -6,7 +6,7 @@ import pytest
 
 from protos import stage_pb2
 from runtime.errors import InvalidRequestError, StepGapError
-from runtime.step import StepResult
+from runtime.protocol.step import StepResult
 from stage_worker import results
 from stage_worker.results import ResultsLog
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime.errors import NonFiniteLogitsError
-from runtime.step import SampledToken, SlotSampling
+from runtime.protocol.step import SampledToken, SlotSampling
 from stage_worker.sampling import Draw, sample, uniform
 
 VOCAB_SIZE = 40

@@ -8,7 +8,7 @@ from itertools import repeat
 import pytest
 
 from runtime.errors import FrameError, TokenOutOfVocabularyError
-from runtime.step import ScoredToken, SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step import ScoredToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker import output_head
 from stage_worker.scoring import chunk_targets
 from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages

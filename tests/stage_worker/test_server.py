@@ -11,8 +11,8 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2, stage_pb2_grpc
-from runtime import rpc
 from runtime.errors import InvalidRequestError, PortTakenError, WorkerRefusedError, find_error
+from runtime.rpc import channels
 from runtime.version import PROTOCOL_VERSION
 from stage_worker import server as worker_server
 from stage_worker.collectives import shared_file
@@ -38,9 +38,9 @@ class _Mesh(mesh_pb2_grpc.MeshServicer):
 
 
 async def _start(mesh: _Mesh) -> tuple[grpc.aio.Server, str]:
-    server = rpc.make_server()
+    server = channels.make_server()
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh, server)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     return server, address
 
@@ -88,7 +88,7 @@ async def test_serve_worker_joins_answers_at_its_address_and_stops(listen: str) 
         assert hello.device.kind == "cpu"
         assert hello.device.memory_bytes > 0
         assert hello.address.startswith("127.0.0.1:")
-        async with rpc.dial(hello.address) as channel:
+        async with channels.dial(hello.address) as channel:
             stub = stage_pb2_grpc.StageStub(channel)
             status = await stub.Status(stage_pb2.StatusRequest())
             assert status.worker_id == hello.worker_id
@@ -120,11 +120,11 @@ async def test_serve_worker_sweeps_away_what_killed_ranks_left(
 
 
 async def test_health_of_a_worker_outside_of_any_mesh_is_alive_but_not_ready() -> None:
-    health, server = WorkerHealth(), rpc.make_server()
+    health, server = WorkerHealth(), channels.make_server()
     await health.add_to(server)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
-    async with rpc.dial(address) as channel:
+    async with channels.dial(address) as channel:
         assert await _health_of(channel, "") == SERVING
         assert await _health_of(channel, STAGE_SERVICE) == NOT_SERVING
     await server.stop(grace=None)
@@ -144,8 +144,8 @@ async def test_serve_worker_refused_raises_the_reason() -> None:
 
 
 async def test_serve_worker_port_taken_raises_its_address() -> None:
-    taken = rpc.make_server()
-    address = await rpc.bind(taken, "127.0.0.1:0")
+    taken = channels.make_server()
+    address = await channels.bind(taken, "127.0.0.1:0")
     await taken.start()
 
     with pytest.raises(ExceptionGroup) as caught:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from protos import stage_pb2
-from runtime.step import Step
+from runtime.protocol.step import Step
 from tests.stage_worker.live_worker import (
     PROMPT,
     coordinator_frame,

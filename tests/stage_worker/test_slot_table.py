@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.errors import BlockError, FrameError, PositionError, SlotError
-from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.slot_table import SlotLimits, SlotTable
 
 LIMITS = SlotLimits(max_sequences=3, num_blocks=6, block_size=4, max_model_len=10)

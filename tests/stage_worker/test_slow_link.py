@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from protos import stage_pb2
-from runtime import rpc
 from runtime.errors import NextStageError
+from runtime.rpc import channels
 from stage_worker.health import WorkerHealth
 from stage_worker.next_ranks import NextRanks
 from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
@@ -43,10 +43,10 @@ class Peer:
 @asynccontextmanager
 async def linked_through(peer: Peer) -> AsyncIterator[tuple[FaultProxy, NextRanks]]:
     """A link of this stage's to `peer`, with a proxy on the way."""
-    server = rpc.make_server(is_bulk=True)
+    server = channels.make_server(is_bulk=True)
     add_forward_handler(server, peer.forward)
     await WorkerHealth().add_to(server)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     async with (
         FaultProxy.listening("127.0.0.1:0", address) as (proxy, through),

@@ -6,7 +6,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from runtime.step import SequenceChunk, Step
+from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.epoch import _NUM_OUTBOX
 from stage_worker.executor import Computed, DeviceThread
 from tests.stage_worker.live_worker import (

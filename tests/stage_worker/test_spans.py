@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.step import SequenceChunk, Step
+from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.spans import Span, cut_slices, step_spans
 
 CHUNKS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 50)), min_size=1, max_size=12)

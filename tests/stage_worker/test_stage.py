@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import (
     FrameError,
     NonFiniteLogitsError,
@@ -15,7 +15,7 @@ from runtime.errors import (
     PositionError,
     TokenOutOfVocabularyError,
 )
-from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.stage import Stage
 from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages, make_spec
 from tests.tiny_models import TinyModel, make_tiny_llama

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.step import SlotSampling
+from runtime.protocol.step import SlotSampling
 from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_ranked
 from tests.stage_worker.ranked_stage import RankedStage
 from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt

@@ -26,7 +26,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import torch
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from stage_worker.stage import Stage
 from stage_worker.stage_spec import StageSpec
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import DeviceStuckError, StagemeshError, find_error
-from runtime.step import Step
+from runtime.protocol.step import Step
 from stage_worker import epoch_plan
 from stage_worker import worker as worker_module
 from stage_worker.collectives.group import SoloGroup

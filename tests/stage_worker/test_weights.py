@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import CheckpointError
 from stage_worker import weights
 from stage_worker.stage import Stage

@@ -11,7 +11,7 @@ import pytest
 
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime.errors import QueueFullError
-from runtime.rpc import bind, make_server
+from runtime.rpc.channels import bind, make_server
 from stagemesh.cli.chat import chat
 
 Context = grpc.aio.ServicerContext[Any, Any]

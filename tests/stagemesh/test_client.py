@@ -7,7 +7,7 @@ import pytest
 
 import stagemesh
 from protos import inference_pb2_grpc, mesh_pb2_grpc
-from runtime.rpc import bind, make_server
+from runtime.rpc.channels import bind, make_server
 from stagemesh import AsyncClient, Client, GenerationRequest, Model, StagemeshRpcError, Update
 from tests.stagemesh.echo_door import Door
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import LaunchError
-from runtime.tls import MeshTls, Role
+from runtime.rpc.tls import MeshTls, Role
 from stagemesh.children import EXIT_REFUSED, Child
 from stagemesh.fleet import Fleet, FleetPlan, RestartPolicy
 from stagemesh.ports import reserve

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from runtime.rpc import bind, make_server
+from runtime.rpc.channels import bind, make_server
 from stagemesh import cli
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

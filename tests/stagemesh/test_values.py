@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.rpc import split_address
+from runtime.rpc.channels import split_address
 from stagemesh.values import format_seconds, format_size, join_address, parse_layers, parse_size
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from runtime import rpc
+from runtime.rpc import channels
 from stagemesh.ports import reserve
 from stagemesh.vigil import until_frozen
 
@@ -28,9 +28,9 @@ class Freezing(health_pb2_grpc.HealthServicer):
 
 
 async def test_process_that_answers_no_more_is_frozen() -> None:
-    process, server = Freezing(), rpc.make_server()
+    process, server = Freezing(), channels.make_server()
     health_pb2_grpc.add_HealthServicer_to_server(process, server)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     watch = asyncio.create_task(until_frozen(address, patience_seconds=PATIENCE_SECONDS))
     async with asyncio.timeout(20):
@@ -52,9 +52,9 @@ async def test_process_that_has_not_answered_yet_is_let_alone() -> None:
 
 async def test_process_that_listens_no_more_is_given_the_time_to_end() -> None:
     """A worker whose GPU takes long to let go of its memory is not killed for it."""
-    process, server = Freezing(), rpc.make_server()
+    process, server = Freezing(), channels.make_server()
     health_pb2_grpc.add_HealthServicer_to_server(process, server)
-    address = await rpc.bind(server, "127.0.0.1:0")
+    address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     clock = asyncio.get_running_loop().time
     watch = asyncio.create_task(

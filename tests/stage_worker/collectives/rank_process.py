@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from runtime.checkpoint import Checkpoint
+from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import EpochEndedError, StagemeshError
-from runtime.shares import share_widths
-from runtime.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from runtime.model_config.tensor_parallel import share_widths
+from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.collectives.agreement import agree
 from stage_worker.collectives.group import RankGroup
 from stage_worker.collectives.opening import GroupSpec, open_group

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from runtime.errors import InvalidRequestError
-from runtime.step import Step
+from runtime.protocol.step import Step
 from stage_worker.collectives.opening import GroupSpec, check_backend, open_group
 from stage_worker.collectives.shared_file import block_path, sweep
 from stage_worker.collectives.torch_group import TorchGroup

@@ -15,8 +15,8 @@ from runtime.errors import (
     PositionError,
     SharedMemoryError,
 )
-from runtime.shares import share_widths
-from runtime.step import SequenceChunk, Step
+from runtime.model_config.tensor_parallel import share_widths
+from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.collectives.group import SOLO, PendingSum, RankGroup
 from stage_worker.collectives.opening import GroupSpec, open_group
 from stage_worker.collectives.shared_file import block_path

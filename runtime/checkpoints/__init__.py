@@ -1,0 +1,1 @@
+"""Finds, downloads, converts and verifies model files; reads headers and never whole weights."""

@@ -1,0 +1,1 @@
+"""The declarations of all Prometheus metrics, and the server that exposes them."""

@@ -1,0 +1,1 @@
+"""gRPC channels and servers, with TLS, peer authorization, typed errors and call metrics."""
