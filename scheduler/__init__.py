@@ -5,25 +5,31 @@ clock, an environment or a random source, and imports no asyncio, grpc, torch or
 reading at scheduler.py; batching.py makes one step, policy.py is what a policy sees and answers.
 """
 
-from scheduler.feedback import SentStep, StageRecord, StepWork
-from scheduler.insight import (
+from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork
+from scheduler.cost_model.roofline_priors import guess_costs
+from scheduler.cost_model.stage_costs import StageCosts
+from scheduler.limits import SchedulerLimits
+from scheduler.observability.queue_forecast import QueueForecast
+from scheduler.observability.snapshot import (
     BubbleSeconds,
     Decisions,
     LimitRatios,
     SchedulerInsight,
     StageInsight,
 )
-from scheduler.limits import SchedulerLimits
-from scheduler.placement import Plan, StagePlan, check_layers, make_plan, split_layers
+from scheduler.observability.stall_detector import NO_PROGRESS, Activity, Alarm, Watchdog
 from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyName, PolicyOptions, make_policy
-from scheduler.policy import Policy
-from scheduler.queue_forecast import QueueForecast
-from scheduler.routing import PrefixMemory, ReplicaLoad, choose_replica, make_load, work_of
+from scheduler.policies.interface import Policy
+from scheduler.routing.layer_split import Plan, StagePlan, check_layers, make_plan, split_layers
+from scheduler.routing.replica_router import (
+    PrefixMemory,
+    ReplicaLoad,
+    choose_replica,
+    make_load,
+    work_of,
+)
 from scheduler.scheduler import Scheduler
-from scheduler.sequence import FinishReason, ScoreEvent, SequenceRequest, TokenEvent
-from scheduler.stage_costs import StageCosts
-from scheduler.stage_priors import guess_costs
-from scheduler.watchdog import NO_PROGRESS, Activity, Alarm, Watchdog
+from scheduler.sequences.sequence import FinishReason, ScoreEvent, SequenceRequest, TokenEvent
 
 __all__ = [
     "NO_PROGRESS",

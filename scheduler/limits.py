@@ -6,7 +6,7 @@ With the check that a request can ever fit.
 from dataclasses import dataclass
 
 from runtime.errors import NeverFitsError, PromptTooLongError
-from scheduler.stage_costs import StageCosts
+from scheduler.cost_model.stage_costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True)

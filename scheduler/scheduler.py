@@ -12,15 +12,16 @@ from dataclasses import replace
 
 from runtime.errors import QueueFullError
 from runtime.protocol.step import SampledToken, ScoredToken, Step, make_rows
-from scheduler.batching import Batcher
-from scheduler.feedback import StageRecord
-from scheduler.insight import SchedulerInsight
-from scheduler.intake import Intake
+from scheduler.batching.admission_control import Intake
+from scheduler.batching.batcher import Batcher
+from scheduler.batching.sequence_table import Population
+from scheduler.batching.steps_in_flight import StepsInFlight
+from scheduler.cost_model.feedback import StageRecord
 from scheduler.limits import SchedulerLimits
-from scheduler.pipeline_meter import PipelineMeter
-from scheduler.policy import Policy
-from scheduler.population import Population
-from scheduler.sequence import (
+from scheduler.observability.pipeline_meter import PipelineMeter
+from scheduler.observability.snapshot import SchedulerInsight
+from scheduler.policies.interface import Policy
+from scheduler.sequences.sequence import (
     FinishReason,
     Phase,
     Residence,
@@ -29,7 +30,6 @@ from scheduler.sequence import (
     TokenEvent,
     TrackedSequence,
 )
-from scheduler.steps_in_flight import StepsInFlight
 
 
 class Scheduler:

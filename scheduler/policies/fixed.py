@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from scheduler.policies.interface import MicrobatchView, SchedulerView, SequenceView, even_share
 from scheduler.policies.open_loop import OpenLoopPolicy
-from scheduler.policy import MicrobatchView, SchedulerView, SequenceView, even_share
 
 PREFILL_SHARE = 8
 """One token in so many is kept for prompts while there are any: decodes never starve them."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from scheduler.feedback import SentStep, StageRecord
-from scheduler.insight import SchedulerInsight
+from scheduler.cost_model.feedback import SentStep, StageRecord
 from scheduler.limits import SchedulerLimits
+from scheduler.observability.snapshot import SchedulerInsight
 from scheduler.policies.fixed import FixedPolicy
-from scheduler.policy import MicrobatchView, SchedulerView, SequenceView
+from scheduler.policies.interface import MicrobatchView, SchedulerView, SequenceView
 
 NUM_RECENT = 10
 """Results between two adaptations, and the results that each looks at."""

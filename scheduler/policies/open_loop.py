@@ -1,9 +1,9 @@
 """What policies that learn nothing have in common."""
 
-from scheduler.feedback import SentStep, StageRecord
-from scheduler.insight import SchedulerInsight
+from scheduler.cost_model.feedback import SentStep, StageRecord
 from scheduler.limits import SchedulerLimits
-from scheduler.policy import SchedulerView
+from scheduler.observability.snapshot import SchedulerInsight
+from scheduler.policies.interface import SchedulerView
 
 
 class OpenLoopPolicy:

@@ -7,7 +7,7 @@ compared with: whoever is ready goes together, so cohorts stay as uneven as they
 from collections.abc import Sequence
 
 from scheduler.policies.fixed import FixedPolicy
-from scheduler.policy import SchedulerView
+from scheduler.policies.interface import SchedulerView
 
 
 class VllmPolicy(FixedPolicy):

@@ -13,7 +13,7 @@ from scheduler import (
     SequenceRequest,
     TokenEvent,
 )
-from scheduler.memory_forecast import NUM_TRUSTED
+from scheduler.kv_cache.memory_forecast import NUM_TRUSTED
 from tests.scheduler.stage_model import VOCAB_SIZE, StageModel, draw
 
 

@@ -1,0 +1,1 @@
+"""Composes one microbatch: admission, prefill chunks, decodes and preemption."""

@@ -1,0 +1,194 @@
+"""Makes one microbatch: carries a policy's wishes out as far as slots, blocks and limits allow.
+
+Decodes go first, then prompts, those that have begun and those in line, the most urgent first. It
+is the only place where sequences get blocks, and where they lose them to others (preemption).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from runtime.protocol.step import SlotOpening
+from scheduler.batching.microbatch import MicrobatchDraft
+from scheduler.batching.preemption import Victims
+from scheduler.kv_cache.slot_allocator import Residences
+from scheduler.limits import SchedulerLimits
+from scheduler.policies.interface import Policy, SchedulerView
+from scheduler.sequences.queues import SequenceQueues
+from scheduler.sequences.sequence import Phase, Residence, TrackedSequence
+from scheduler.sequences.tenant_fairness import FairShare
+
+MAX_PUT_OFF = 16
+"""So many that wait for another's prompt are passed over, so that a step's time has a bound."""
+
+
+class Batcher:
+    """Fills one draft from the queues; made anew for every step."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        policy: Policy,
+        queues: SequenceQueues,
+        residences: Residences,
+        shares: FairShare,
+        view: SchedulerView,
+        line: Sequence[TrackedSequence],
+    ) -> None:
+        """`line` are those that wait and for whom there is memory, in the order of their turn."""
+        self._limits = limits
+        self._policy = policy
+        self._queues = queues
+        self._residences = residences
+        self._shares = shares
+        self._view = view
+        self._line = line
+        self.draft = MicrobatchDraft()
+        self.num_preempted = 0
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        # Whose prompts this microbatch holds a part of.
+        self._prompts: list[TrackedSequence] = []
+        self._victims: Victims | None = None
+
+    def fill(self) -> MicrobatchDraft:
+        """Takes decodes, then prompts that have begun and waiting ones; returns the draft."""
+        self._take_decodes()
+        self._take_prompts()
+        return self.draft
+
+    def _take_decodes(self) -> None:
+        """Takes as many decodes as were chosen; who finds no block gives its place to others."""
+        chosen = self._policy.choose_decodes(self._view)
+        num_wanted = min(len(chosen), self._limits.max_step_tokens)
+        self._take_ready(chosen, num_wanted)
+        if len(self.draft.draws) < num_wanted:
+            self._take_ready([each.sequence_id for each in self._view.ready], num_wanted)
+
+    def _take_ready(self, sequence_ids: Iterable[int], num_wanted: int) -> None:
+        """Takes decodes until there are so many, but for those that find no block."""
+        ready, draws = self._queues.ready, self.draft.draws
+        taken: list[TrackedSequence] = []
+        stays: list[Residence] = []
+        grown: dict[int, tuple[int, ...]] = {}
+        for sequence_id in sequence_ids:
+            if len(draws) == num_wanted:
+                break
+            sequence = ready.get(sequence_id)
+            if sequence is None:  # taken before, or preempted for a more urgent one in this loop
+                continue
+            residence = sequence.residence
+            assert residence is not None, f"sequence {sequence_id} is ready without a slot"
+            if residence.num_sent == residence.capacity:
+                if not self._find_block(sequence):
+                    continue
+                grown[residence.slot] = self._residences.grow(residence)
+            draws[residence.slot] = residence  # from here on nobody takes its blocks
+            taken.append(sequence)
+            stays.append(residence)
+        self.draft.add_decodes(stays, grown)
+        self._queues.move_all(taken, Phase.READY, Phase.SAMPLING)
+
+    def _find_block(self, sequence: TrackedSequence) -> bool:
+        """Whether a block is free, if need be by preempting those that are less urgent."""
+        while self._residences.num_blocks_free == 0:  # blocks that others share stay taken
+            if self._victims is None:
+                self._victims = Victims(self._queues.running(), self.draft)
+            victim = self._victims.pop(sequence)
+            if victim is None:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _preempt(self, sequence: TrackedSequence) -> None:
+        """Takes slot and blocks away; the sequence computes its tokens again when it is back.
+
+        A token of it that is in flight is dropped with the residence: drawn by position, the same
+        token comes again.
+        """
+        self._residences.close(sequence)
+        self._queues.move(sequence, Phase.WAITING)
+        self.num_preempted += 1
+
+    def _take_prompts(self) -> None:
+        """Goes on with prompts and opens slots for those in line, the most urgent first.
+
+        Nobody overtakes the first in line who finds no room. A block is spared for every ready
+        decode that needs one, so that none is preempted for it.
+        """
+        begun = deque(self._queues.by_urgency(Phase.PREFILL))
+        line = deque(self._line)
+        num_spare_blocks = self._num_blocks_short() if line else 0
+        num_put_off = 0
+        while (begun or line) and self.draft.num_tokens < self._limits.max_step_tokens:
+            if begun and not (line and line[0].urgency_key < begun[0].urgency_key):
+                sequence, cached = begun.popleft(), None
+            else:
+                sequence = line.popleft()
+                cached = self._residences.find_cached(sequence)
+                if self._is_being_computed(sequence, len(cached)):
+                    num_put_off += 1
+                    if num_put_off == MAX_PUT_OFF:
+                        line.clear()
+                    continue
+                if not self._residences.can_open(sequence, num_spare_blocks):
+                    line.clear()
+                    continue
+            num_tokens = self._chunk_tokens(sequence)
+            if num_tokens == 0:
+                break
+            new_block_ids = () if cached is None else self._admit(sequence, cached)
+            assert sequence.residence is not None, f"sequence {sequence.sequence_id} has no slot"
+            self._take_prompt(sequence.residence, num_tokens, new_block_ids)
+
+    def _admit(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> tuple[int, ...]:
+        """Opens a slot; returns the blocks that are the sequence's own."""
+        residence = self._residences.open(sequence, cached)
+        self._queues.move(sequence, Phase.PREFILL)
+        self.draft.openings.append(
+            SlotOpening(
+                residence.slot,
+                sequence.request.sampling,
+                tuple(sequence.token_ids[: residence.num_sent]),
+                cached,
+            )
+        )
+        if not sequence.is_charged:  # once: being preempted is not the tenant's fault
+            self._shares.admit(sequence.request.tenant, sequence.num_unsent)
+            sequence.is_charged = True
+        self.num_queried_tokens += len(sequence.token_ids)
+        self.num_hit_tokens += residence.num_sent
+        return tuple(residence.block_ids[len(cached) :])
+
+    def _is_being_computed(self, sequence: TrackedSequence, num_cached: int) -> bool:
+        """Whether another's prompt, under way or in this microbatch, fills its next block alike."""
+        block_size = self._limits.block_size
+        if num_cached == self._residences.num_sharable(sequence):
+            return False
+        name = sequence.block_name(num_cached, block_size)
+        num_tokens = (num_cached + 1) * block_size
+        return any(
+            other.residence is not None
+            and other.residence.num_named == num_cached
+            and len(other.token_ids) >= num_tokens
+            and other.block_name(num_cached, block_size) == name
+            for other in chain(self._queues.of(Phase.PREFILL), self._prompts)
+        )
+
+    def _num_blocks_short(self) -> int:
+        stays = [sequence.residence for sequence in self._queues.ready.values()]
+        return sum(stay is not None and stay.num_sent >= stay.capacity for stay in stays)
+
+    def _chunk_tokens(self, sequence: TrackedSequence) -> int:
+        wanted = self._policy.chunk_tokens(self._view, self.draft, sequence)
+        room = self._limits.max_step_tokens - self.draft.num_tokens
+        return max(0, min(wanted, sequence.num_unsent, room))
+
+    def _take_prompt(
+        self, residence: Residence, num_tokens: int, new_block_ids: tuple[int, ...]
+    ) -> None:
+        sequence = residence.sequence
+        self.draft.add_prompt(residence, num_tokens, new_block_ids)
+        self._prompts.append(sequence)
+        if sequence.num_unsent == 0:
+            self._queues.move(sequence, Phase.SAMPLING)

@@ -1,0 +1,117 @@
+"""Owns every unfinished sequence of one replica, with its queue, its slot and its blocks.
+
+It outlives epochs, in each of which everybody waits anew. What runs next it does not decide.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from runtime.errors import NeverFitsError, PromptTooLongError
+from scheduler.batching.admission_control import Line
+from scheduler.cost_model.feedback import SentStep
+from scheduler.kv_cache.slot_allocator import Residences
+from scheduler.limits import SchedulerLimits
+from scheduler.policies.interface import SchedulerView
+from scheduler.sequences.queues import SequenceQueues
+from scheduler.sequences.sequence import Phase, SequenceRequest, TrackedSequence
+from scheduler.sequences.tenant_fairness import FairShare
+
+
+class Population:
+    """The unfinished sequences, by id in order of arrival here."""
+
+    def __init__(self, limits: SchedulerLimits, shares: FairShare) -> None:
+        self._shares = shares
+        self._sequences: dict[int, TrackedSequence] = {}
+        self._start(limits)
+
+    def _start(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.residences = Residences(limits)
+        self.queues = SequenceQueues(self._shares)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[TrackedSequence]:
+        return iter(self._sequences.values())
+
+    def get(self, sequence_id: int) -> TrackedSequence | None:
+        """A sequence; None once it is finished, and for an unknown one."""
+        return self._sequences.get(sequence_id)
+
+    def add(self, request: SequenceRequest, generated_ids: Sequence[int]) -> None:
+        """Takes a sequence in, which waits. Raises PromptTooLongError or NeverFitsError."""
+        assert request.sequence_id not in self._sequences, f"{request.sequence_id} is in use"
+        assert request.prompt_ids, f"sequence {request.sequence_id} has an empty prompt"
+        assert request.max_tokens > len(generated_ids), f"{request.sequence_id} wants no tokens"
+        num_prompt_tokens = len(request.prompt_ids)
+        self.limits.check_fits(num_prompt_tokens, request.max_tokens)
+        final_len = self.limits.final_len(num_prompt_tokens, request.max_tokens)
+        sequence = TrackedSequence(request, [*request.prompt_ids, *generated_ids], final_len)
+        self._sequences[request.sequence_id] = sequence
+        self.queues.add(sequence)
+
+    def forget(self, sequence: TrackedSequence) -> None:
+        """Lets a sequence go; its slot is released with the next step."""
+        del self._sequences[sequence.sequence_id]
+        self.queues.remove(sequence)
+        self.residences.close(sequence)
+
+    def isolate(self, sequence_id: int | None) -> int:
+        """From now on only this one gets a slot; None: all do. Counts those that lose theirs."""
+        self.queues.alone = sequence_id
+        if sequence_id is None:
+            return 0
+        others = [each for each in self.queues.running() if each.sequence_id != sequence_id]
+        for sequence in others:
+            self.residences.close(sequence)
+            self.queues.move(sequence, Phase.WAITING)
+        return len(others)
+
+    def start_epoch(self, limits: SchedulerLimits) -> tuple[int, ...]:
+        """Everybody waits again; returns the ids of those that cannot fit and are gone."""
+        self._start(limits)
+        sequences = list(self._sequences.values())
+        return tuple(each.sequence_id for each in sequences if not self._wait_again(each))
+
+    def _wait_again(self, sequence: TrackedSequence) -> bool:
+        """Queues a sequence in the new epoch, or drops it and returns False if it cannot fit."""
+        request = sequence.request
+        num_prompt_tokens = len(request.prompt_ids)
+        sequence.start_epoch(self.limits.final_len(num_prompt_tokens, request.max_tokens))
+        try:
+            self.limits.check_fits(num_prompt_tokens, request.max_tokens)
+        except (NeverFitsError, PromptTooLongError):
+            fits = False
+        else:
+            fits = len(sequence.token_ids) < sequence.final_len
+        if fits:
+            self.queues.add(sequence)
+        else:
+            del self._sequences[sequence.sequence_id]
+        return fits
+
+    def view(self, now: float, line: Line, in_flight: Sequence[SentStep]) -> SchedulerView:
+        """What a policy sees of it."""
+        ready = self.queues.of(Phase.READY)
+        return SchedulerView(
+            now=now,
+            limits=self.limits,
+            in_flight=in_flight,
+            num_decoding=len(ready) + self.queues.count(Phase.SAMPLING),
+            num_blocks_free=self.residences.num_blocks_free,
+            ready=ready,
+            prefilling=self.queues.by_urgency(Phase.PREFILL),
+            waiting=line.waiting,
+            num_admissible=line.num_admissible,
+        )
+
+    def check_integrity(self, awaited: Sequence[int]) -> None:
+        """Asserts every invariant; `awaited` are those that steps in flight bring tokens for."""
+        self.queues.check_integrity()
+        running = self.queues.running()
+        num_waiting = self.queues.count(Phase.WAITING)
+        assert len(running) + num_waiting == len(self._sequences), "a sequence is lost"
+        self.residences.check_integrity(running)
+        sampling = sorted(sequence.sequence_id for sequence in self.queues.of(Phase.SAMPLING))
+        assert list(awaited) == sampling, f"tokens in flight for {awaited}, awaited by {sampling}"

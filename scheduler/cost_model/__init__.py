@@ -1,0 +1,1 @@
+"""Estimates what a microbatch costs each stage, from device priors and measurements."""

@@ -1,0 +1,1 @@
+"""KV blocks and slots: allocation, prefix reuse and the forecast of memory in use."""

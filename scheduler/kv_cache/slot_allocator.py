@@ -1,0 +1,212 @@
+"""Owns slots and KV blocks of the sequences that have them, and the releases not yet sent.
+
+It hands out and takes back, and finds blocks that hold a sequence's beginning already (the prefix
+cache); who gets them is decided elsewhere.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+
+from scheduler.kv_cache.block_manager import BlockManager
+from scheduler.limits import SchedulerLimits
+from scheduler.sequences.sequence import Residence, TrackedSequence
+
+
+class Residences:
+    """The slots and blocks of one epoch, which starts with all of them free and nothing cached.
+
+    A closed residence's slot and blocks are free at once: the next step's header carries the
+    release, and within a header releases come before openings. A block may be shared as soon as
+    the step that fills it was sent: steps run in order, so whoever reads it comes later.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        self._blocks = BlockManager(limits.num_blocks)
+        # Slots that were open once, a heap, and the first of those that never were.
+        self._freed_slots: list[int] = []
+        self._first_fresh_slot = 0
+        self._holders: dict[int, TrackedSequence] = {}
+        self._released_slots: list[int] = []
+        # Entries in block tables, and tokens of all sequences if each runs to the end allowed.
+        self._num_held = 0
+        self.num_final_tokens = 0
+
+    @property
+    def num_blocks_used(self) -> int:
+        """Blocks that sequences hold."""
+        return self._blocks.num_used
+
+    @property
+    def num_blocks_free(self) -> int:
+        """Blocks that may be handed out now."""
+        return self._blocks.num_free
+
+    @property
+    def capacity_tokens(self) -> float:
+        """Positions that sequences may hold together, as if each had all of its blocks alone.
+
+        Half of each one's last block is taken to be empty.
+        """
+        num_blocks = self._limits.num_blocks + self._num_held - self._blocks.num_used
+        return self._limits.block_size * (num_blocks - len(self._holders) / 2)
+
+    @property
+    def num_slots_used(self) -> int:
+        """Slots that sequences hold."""
+        return len(self._holders)
+
+    @property
+    def num_slots_free(self) -> int:
+        """Slots that may be handed out now."""
+        return self._limits.max_sequences - len(self._holders)
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether the stages still hold slots that are released here."""
+        return bool(self._released_slots)
+
+    def holder(self, slot: int) -> TrackedSequence:
+        """The sequence that holds a slot, which must be in use."""
+        return self._holders[slot]
+
+    def find_cached(self, sequence: TrackedSequence) -> tuple[int, ...]:
+        """Blocks that hold the sequence's beginning; never its last token, which must be computed.
+
+        The sequence remembers how many positions that spares it.
+        """
+        found: list[int] = []
+        block_size = self._limits.block_size
+        for index in range(self.num_sharable(sequence)):
+            block_id = self._blocks.find(sequence.block_name(index, block_size))
+            if block_id is None:
+                break
+            found.append(block_id)
+        sequence.num_cached = len(found) * block_size
+        sequence.num_shared = sum(map(self._blocks.is_held, found)) * block_size
+        return tuple(found)
+
+    def num_sharable(self, sequence: TrackedSequence) -> int:
+        """How many blocks of its tokens it might find cached, from the first."""
+        if not (self._limits.prefix_caching and sequence.request.reads_prefix_cache):
+            return 0
+        return (len(sequence.token_ids) - 1) // self._limits.block_size
+
+    def blocks_to_open(self, sequence: TrackedSequence) -> int:
+        """Blocks for all known tokens and the next one, if that will need a position."""
+        known = len(sequence.token_ids)
+        return self._limits.blocks_for(min(known + 1, sequence.final_len - 1))
+
+    def can_open(self, sequence: TrackedSequence, num_spare_blocks: int) -> bool:
+        """Whether a slot and blocks for it are free, with so many blocks left over.
+
+        `find_cached` was asked just before.
+        """
+        num_shared = sequence.num_shared // self._limits.block_size
+        needed = self.blocks_to_open(sequence) - num_shared + num_spare_blocks
+        return self.num_slots_free > 0 and needed <= self._blocks.num_free
+
+    def open(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> Residence:
+        """Gives the sequence the lowest free slot and its blocks; `can_open` must hold.
+
+        `cached` is what `find_cached` said just before.
+        """
+        assert sequence.residence is None, f"sequence {sequence.sequence_id} has a slot"
+        slot = self._take_slot()
+        self._blocks.share(cached)
+        new = self._blocks.take(self.blocks_to_open(sequence) - len(cached))
+        block_ids, block_size = [*cached, *new], self._limits.block_size
+        sequence.residence = Residence(
+            sequence=sequence,
+            slot=slot,
+            block_ids=block_ids,
+            capacity=len(block_ids) * block_size,
+            num_sent=len(cached) * block_size,
+            num_named=len(cached),
+        )
+        self._holders[slot] = sequence
+        self._num_held += len(block_ids)
+        self.num_final_tokens += sequence.final_len
+        return sequence.residence
+
+    def _take_slot(self) -> int:
+        if self._freed_slots:
+            return heapq.heappop(self._freed_slots)
+        self._first_fresh_slot += 1
+        return self._first_fresh_slot - 1
+
+    def grow(self, residence: Residence) -> tuple[int, ...]:
+        """Takes one more block, of which one must be free, and returns it."""
+        block_id = self._blocks.take_one()
+        residence.block_ids.append(block_id)
+        residence.capacity += self._limits.block_size
+        self._num_held += 1
+        return (block_id,)
+
+    def name_filled(self, residences: Iterable[Residence]) -> None:
+        """Lets others share the blocks that these have filled; the steps that do so are sent."""
+        if not self._limits.prefix_caching:
+            return
+        block_size = self._limits.block_size
+        for residence in residences:
+            num_full = residence.num_sent // block_size
+            names = residence.sequence.block_names(num_full, block_size)
+            for index in range(residence.num_named, num_full):
+                self._blocks.name(residence.block_ids[index], names[index])
+            residence.num_named = num_full
+
+    def close(self, sequence: TrackedSequence) -> None:
+        """Takes slot and blocks back, if the sequence has any."""
+        residence = sequence.residence
+        if residence is None:
+            return
+        sequence.residence = None
+        del self._holders[residence.slot]
+        self._num_held -= len(residence.block_ids)
+        self.num_final_tokens -= sequence.final_len
+        # The last first: an end is of no use without its beginning, so it is forgotten before it.
+        self._blocks.free(reversed(residence.block_ids))
+        heapq.heappush(self._freed_slots, residence.slot)
+        self._released_slots.append(residence.slot)
+
+    def take_releases(self) -> tuple[int, ...]:
+        """The slots to release with the next step, which now counts as sent."""
+        released = tuple(self._released_slots)
+        self._released_slots.clear()
+        return released
+
+    def check_integrity(self, running: Iterable[TrackedSequence]) -> None:
+        """Asserts that the running sequences hold every slot and block that is taken."""
+        stays = {sequence.sequence_id: sequence.residence for sequence in running}
+        holders = {holder.sequence_id: holder.residence for holder in self._holders.values()}
+        assert stays == holders, f"running {sorted(stays)}, holding slots {sorted(holders)}"
+        for slot, holder in self._holders.items():
+            self._check_stay(slot, holder)
+        slots = sorted([*self._freed_slots, *self._holders])
+        assert slots == list(range(self._first_fresh_slot)), f"slots lost or doubled: {slots}"
+        assert len(self._holders) <= self._limits.max_sequences, "more slots than there are"
+        assert set(self._released_slots) <= set(self._freed_slots), "a released slot is in use"
+        held = [block for stay in stays.values() if stay for block in stay.block_ids]
+        self._blocks.check_integrity(held, self._limits.num_blocks)
+        num_holders = Counter(held)
+        assert len(held) == self._num_held, f"{len(held)} held, {self._num_held} counted"
+        final = sum(holder.final_len for holder in self._holders.values())
+        assert final == self.num_final_tokens, f"{final} tokens, {self.num_final_tokens} counted"
+        own = [
+            block for stay in stays.values() if stay for block in stay.block_ids[stay.num_named :]
+        ]
+        assert all(num_holders[block] == 1 for block in own), "a block is shared that is not full"
+
+    def _check_stay(self, slot: int, holder: TrackedSequence) -> None:
+        residence = holder.residence
+        assert residence is not None, f"slot {slot} is held by one without a residence"
+        assert residence.slot == slot, f"slot {slot} is held from slot {residence.slot}"
+        assert residence.sequence is holder, f"slot {slot} is taken for another sequence's"
+        capacity = len(residence.block_ids) * self._limits.block_size
+        assert residence.capacity == capacity, f"slot {slot} has room for {capacity}"
+        assert residence.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
+        assert len(set(residence.block_ids)) == len(residence.block_ids), f"slot {slot} has twins"
+        if self._limits.prefix_caching:
+            num_full = residence.num_sent // self._limits.block_size
+            assert residence.num_named == num_full, f"slot {slot} has {num_full} full blocks"

@@ -1,0 +1,1 @@
+"""What the scheduler reports: snapshots, idle time by cause, stalls, queue forecasts."""

@@ -1,0 +1,1 @@
+"""The adaptive policy: plans cycles of microbatches from measured stage costs."""

@@ -1,0 +1,1 @@
+"""Sequences and the queues that they wait in."""

@@ -1,0 +1,127 @@
+"""Owns who waits for a slot, and in which order they get one.
+
+The lowest number of priority comes first, ageing; among equals the tenant that was served least;
+of one tenant the earliest deadline. Nothing starves: a priority improves with time up to the best
+that waits, a tenant's turn comes as others are served, and those who come later have later
+deadlines.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+
+from scheduler.sequences.sequence import TrackedSequence
+from scheduler.sequences.tenant_fairness import FairShare
+
+AGEING_SECONDS = 30.0
+"""So much waiting makes up for one step of priority."""
+
+_Key = tuple[float, float, int]
+
+
+class _Line:
+    """The waiting sequences of one tenant and priority, the earliest deadline first."""
+
+    def __init__(self, tenant: str, priority: int) -> None:
+        self.tenant = tenant
+        self.priority = priority
+        self._keys: list[_Key] = []
+        self.sequences: list[TrackedSequence] = []
+
+    def add(self, sequence: TrackedSequence) -> None:
+        index = bisect_left(self._keys, sequence.due_key)
+        self._keys.insert(index, sequence.due_key)
+        self.sequences.insert(index, sequence)
+
+    def remove(self, sequence: TrackedSequence) -> None:
+        index = bisect_left(self._keys, sequence.due_key)
+        assert self.sequences[index] is sequence, f"sequence {sequence.sequence_id} is not in line"
+        del self._keys[index], self.sequences[index]
+
+    def check_integrity(self) -> None:
+        keys = [sequence.due_key for sequence in self.sequences]
+        assert keys == sorted(keys) == self._keys, f"waiting out of order: {keys}"
+
+
+class WaitingLine:
+    """All sequences without a slot."""
+
+    def __init__(self, shares: FairShare) -> None:
+        self._shares = shares
+        self._lines: dict[tuple[str, int], _Line] = {}
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[TrackedSequence]:
+        """All of them, in no order."""
+        for line in self._lines.values():
+            yield from line.sequences
+
+    def add(self, sequence: TrackedSequence) -> None:
+        """One more waits."""
+        request = sequence.request
+        key = (request.tenant, request.priority)
+        if key not in self._lines:
+            tenants = {line.tenant for line in self._lines.values()}
+            if request.tenant not in tenants:
+                self._shares.arrive(request.tenant, tenants)
+            self._lines[key] = _Line(*key)
+        self._lines[key].add(sequence)
+        self._num_waiting += 1
+
+    def remove(self, sequence: TrackedSequence) -> None:
+        """It has a slot, or is gone."""
+        key = (sequence.request.tenant, sequence.request.priority)
+        line = self._lines[key]
+        line.remove(sequence)
+        self._num_waiting -= 1
+        if not line.sequences:
+            del self._lines[key]
+
+    def in_order(self, now: float) -> Iterator[TrackedSequence]:
+        """Who gets a slot first, next and so on, if each that does is counted for its tenant.
+
+        Notes in each how far its priority has aged, which stays with it while it runs.
+        """
+        best = min((priority for _, priority in self._lines), default=0)
+        if len(self._lines) == 1:
+            for sequence in next(iter(self._lines.values())).sequences:
+                sequence.rank = best
+                yield sequence
+            return
+        served = {tenant: self._shares[tenant] for tenant, _ in self._lines}
+
+        def turn(sequence: TrackedSequence) -> tuple[int, int, _Key]:
+            return _aged(sequence, now, best), served[sequence.request.tenant], sequence.due_key
+
+        lines = [iter(line.sequences) for line in self._lines.values()]
+        heads = [(turn(head := next(line)), head, line) for line in lines]
+        heapify(heads)
+        while heads:
+            key, sequence, line = heads[0]
+            key_now = turn(sequence)
+            if key_now != key:  # its tenant was served since
+                heapreplace(heads, (key_now, sequence, line))
+                continue
+            if (following := next(line, None)) is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (turn(following), following, line))
+            sequence.rank = _aged(sequence, now, best)
+            served[sequence.request.tenant] += sequence.num_unsent
+            yield sequence
+
+    def check_integrity(self) -> None:
+        """Asserts that every line is in order and none is empty."""
+        assert self._num_waiting == sum(len(line.sequences) for line in self._lines.values())
+        for line in self._lines.values():
+            assert line.sequences, "an empty line is kept"
+            line.check_integrity()
+
+
+def _aged(sequence: TrackedSequence, now: float, best: int) -> int:
+    request = sequence.request
+    num_steps = int(max(0.0, now - request.arrival) / AGEING_SECONDS)
+    return max(min(best, request.priority), request.priority - num_steps)
