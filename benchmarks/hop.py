@@ -27,16 +27,16 @@ from runtime.host.logs import configure_logging
 from runtime.protocol.step import SequenceChunk, Step
 from runtime.protocol.step_codec import step_to_header
 from runtime.rpc import channels
-from stage_worker.assembly import ReceivePlan
-from stage_worker.epoch import EpochSession
-from stage_worker.epoch_plan import EpochPlan
-from stage_worker.executor import DeviceThread
-from stage_worker.next_stage import LinkPlan, NextStage
-from stage_worker.stage_spec import StageOutput
-from stage_worker.transport import ForwardContext, add_forward_handler
+from stage_worker.device.device_thread import DeviceThread
+from stage_worker.epoch.epoch_plan import EpochPlan
+from stage_worker.epoch.epoch_session import EpochSession
+from stage_worker.execution.stage_spec import StageOutput
+from stage_worker.transport.frame_assembly import ReceivePlan
+from stage_worker.transport.frame_codec import ForwardContext, add_forward_handler
+from stage_worker.transport.stage_sender import LinkPlan, NextStage
 
 if TYPE_CHECKING:
-    from stage_worker.stage import Stage
+    from stage_worker.execution.stage_runner import Stage
 
 SIZES_BYTES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)
 _HIDDEN_SIZE = 1024

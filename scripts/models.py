@@ -33,7 +33,7 @@ names and defaults are those of Transformers' configuration classes. A field wit
 family's code does not compute (another rope type, bidirectional attention, a quantized checkpoint,
 biases or windows where the family has none) is refused by name before weights are read.
 
-`tests/stage_worker/test_families_against_transformers.py` compares every family with
+`tests/stage_worker/execution/test_families_against_transformers.py` compares every family with
 Transformers: random tiny models in float32, log-probabilities of the whole vocabulary within
 1e-4 of the largest and the same greedy tokens, for one to three stages of one and of two
 ranks, for prompts in chunks of 1, of 7 and whole, and for prompts longer than the window.

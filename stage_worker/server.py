@@ -28,16 +28,16 @@ from runtime.rpc import channels, peer_authorization
 from runtime.rpc.call_metrics import count_calls
 from runtime.rpc.tls import MeshTls, Reach, check_mesh_address
 from stage_worker.collectives.shared_file import sweep
-from stage_worker.executor import DeviceThread
-from stage_worker.health import WorkerHealth
-from stage_worker.introduction import Introduction
-from stage_worker.join import Departure, stay_joined
-from stage_worker.loading import WorkerDevice, check_model_path
-from stage_worker.paced_stage import PACED, Pace
+from stage_worker.device.device_info import device_uuid
+from stage_worker.device.device_thread import DeviceThread
+from stage_worker.execution.simulated_stage import PACED, Pace
+from stage_worker.loading.loading import WorkerDevice, check_model_path
+from stage_worker.mesh.health import WorkerHealth
+from stage_worker.mesh.hello import Introduction
+from stage_worker.mesh.mesh_client import Departure, stay_joined
 from stage_worker.service import StageService
-from stage_worker.status import device_uuid
-from stage_worker.telemetry import count_activity, expose, expose_device
 from stage_worker.worker import Worker
+from stage_worker.worker_metrics import count_activity, expose, expose_device
 
 # Another try may do better, so it is not the code of a process that refuses.
 EXIT_STUCK = 4

@@ -14,8 +14,8 @@ import grpc.aio
 from protos import stage_pb2, stage_pb2_grpc
 from runtime.rpc.peer_authorization import check_caller
 from runtime.rpc.tls import Role
-from stage_worker.progress import with_progress
-from stage_worker.transport import ForwardContext, add_forward_handler
+from stage_worker.device.progress import with_progress
+from stage_worker.transport.frame_codec import ForwardContext, add_forward_handler
 from stage_worker.worker import Worker
 
 

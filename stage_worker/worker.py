@@ -20,12 +20,14 @@ from runtime.errors import (
 )
 from runtime.protocol.result_codec import activity_to_proto
 from runtime.rpc.tls import Reach
-from stage_worker.activity import CountFn, count_nothing
 from stage_worker.collectives.group import SOLO, RankGroup
-from stage_worker.epoch import EpochSession
-from stage_worker.epoch_plan import check_limits, make_epoch_plan, open_stage
-from stage_worker.executor import DeviceThread
-from stage_worker.loading import (
+from stage_worker.device.device_info import peak_rss_bytes, rss_bytes
+from stage_worker.device.device_thread import DeviceThread
+from stage_worker.device.progress import ProgressFn
+from stage_worker.epoch.epoch_plan import check_limits, make_epoch_plan, open_stage
+from stage_worker.epoch.epoch_session import EpochSession
+from stage_worker.epoch.step_timing import CountFn, count_nothing
+from stage_worker.loading.loading import (
     LoadedPart,
     WorkerDevice,
     compute_canary,
@@ -33,10 +35,8 @@ from stage_worker.loading import (
     is_same_part,
     load_part,
 )
-from stage_worker.progress import ProgressFn
-from stage_worker.results import ResultsLog
-from stage_worker.status import peak_rss_bytes, rss_bytes
-from stage_worker.transport import epoch_name
+from stage_worker.transport.frame_codec import epoch_name
+from stage_worker.transport.result_stream import ResultsLog
 
 # What a device that waits in a collective is given beyond the collective's own timeout.
 _STUCK_SECONDS = 5.0

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from runtime.errors import StagemeshError
 from runtime.protocol.step import Step
-from stage_worker.collectives.agreement import agree
+from stage_worker.collectives.double_buffer import Track
 from stage_worker.collectives.group import PendingSum
-from stage_worker.collectives.shared_block import NUM_TRACKS, PIECE_BYTES, SharedBlock
-from stage_worker.collectives.track import Track
+from stage_worker.collectives.shared_memory_segment import NUM_TRACKS, PIECE_BYTES, SharedBlock
+from stage_worker.collectives.step_consensus import agree
 
 
 class SharedMemoryGroup:

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from runtime.errors import EpochEndedError, StagemeshError
 from runtime.protocol.step import Step
-from stage_worker.collectives.agreement import agree
+from stage_worker.collectives.double_buffer import Track
 from stage_worker.collectives.group import PendingSum
-from stage_worker.collectives.shared_block import Pause, SharedBlock
 from stage_worker.collectives.shared_file import store_path
-from stage_worker.collectives.track import Track
+from stage_worker.collectives.shared_memory_segment import Pause, SharedBlock
+from stage_worker.collectives.step_consensus import agree
 
 # The stubs do not know all of it.
 _dist: Any = torch.distributed

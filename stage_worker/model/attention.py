@@ -14,12 +14,12 @@ from runtime.model_config.layer_config import LayerConfig
 from runtime.model_config.model_config import ModelConfig
 from runtime.model_config.tensor_parallel import RankShares, scaled, shifted
 from stage_worker.collectives.group import RankGroup
-from stage_worker.kv_cache import LayerCache
+from stage_worker.model.kv_cache import LayerCache
 from stage_worker.model.linear import Linear, Rows
 from stage_worker.model.norm import QueryKeyNorms, load_query_key_norms
 from stage_worker.model.paged_attention import AttentionPlan, Scoring, attend
 from stage_worker.model.rope import Rotation, rotate_
-from stage_worker.weights import WeightReader
+from stage_worker.model.weights import WeightReader
 
 
 class Attention:

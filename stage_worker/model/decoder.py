@@ -20,12 +20,12 @@ from runtime.model_config.model_config import ModelConfig
 from runtime.model_config.rope_config import RopeConfig
 from runtime.model_config.tensor_parallel import RankShares, share_widths
 from stage_worker.collectives.group import RankGroup
-from stage_worker.kv_cache import LayerCache
+from stage_worker.model.interleaving import SlicePlan, take_turns
+from stage_worker.model.kv_cache import LayerCache
 from stage_worker.model.layers import DecoderLayer
 from stage_worker.model.rope import RotaryEmbedding
-from stage_worker.model.slices import SlicePlan, take_turns
 from stage_worker.model.vocabulary import Embedding, Head
-from stage_worker.weights import WeightReader
+from stage_worker.model.weights import WeightReader
 
 
 @dataclass(frozen=True, slots=True)

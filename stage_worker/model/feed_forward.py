@@ -19,7 +19,7 @@ from torch import Tensor
 from runtime.model_config.model_config import ModelConfig
 from runtime.model_config.tensor_parallel import RankShares, shifted
 from stage_worker.model.linear import Linear, Rows
-from stage_worker.weights import WeightReader
+from stage_worker.model.weights import WeightReader
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

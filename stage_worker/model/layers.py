@@ -14,13 +14,13 @@ from torch import Tensor
 from runtime.model_config.model_config import ModelConfig
 from runtime.model_config.tensor_parallel import RankShares
 from stage_worker.collectives.group import RankGroup
-from stage_worker.kv_cache import LayerCache
 from stage_worker.model.attention import Attention
 from stage_worker.model.feed_forward import FeedForward, SparseFeedForward, load_feed_forward
+from stage_worker.model.kv_cache import LayerCache
 from stage_worker.model.norm import Norm, load_norm
 from stage_worker.model.paged_attention import AttentionPlan
 from stage_worker.model.rope import Rotation
-from stage_worker.weights import WeightReader
+from stage_worker.model.weights import WeightReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stage_worker.weights import WeightReader
+from stage_worker.model.weights import WeightReader
 
 _ROWS_HINT = 32
 """What oneDNN lays the weight out for; measured, the layout is as good for 1 and for 512 rows."""

@@ -12,7 +12,7 @@ from runtime.model_config.family import QueryKeyNorm
 from runtime.model_config.model_config import ModelConfig
 from runtime.model_config.tensor_parallel import RankShares, scaled
 from stage_worker.collectives.group import RankGroup
-from stage_worker.weights import WeightReader
+from stage_worker.model.weights import WeightReader
 
 
 class RMSNorm:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stage_worker.kv_cache import Blocks, LayerCache
+from stage_worker.model.kv_cache import Blocks, LayerCache
 from stage_worker.model.varlen_attention import VarlenBatch, attend_varlen
 
 _MAX_SCORES = 2**22

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from runtime.host.logs import get_logger
-from stage_worker.kv_cache import BlockShape, LayerCache
+from stage_worker.model.kv_cache import BlockShape, LayerCache
 
 _PROBE_TOKENS = 40
 _PROBE_TOLERANCE = 2e-2

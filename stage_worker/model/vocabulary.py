@@ -12,7 +12,7 @@ from runtime.model_config.tensor_parallel import RankShares, share_widths
 from stage_worker.collectives.group import RankGroup
 from stage_worker.model.linear import Linear, Rows
 from stage_worker.model.norm import Norm, load_norm
-from stage_worker.weights import WeightReader
+from stage_worker.model.weights import WeightReader
 
 _EMBEDDING = "model.embed_tokens"
 _NORM = "model.norm"

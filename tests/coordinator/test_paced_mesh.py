@@ -11,7 +11,7 @@ import pytest
 from protos import inference_pb2
 from runtime.protocol.step import Step
 from scheduler import POLICY_NAMES, PolicyName
-from stage_worker.paced_stage import PACED, paced_top
+from stage_worker.execution.simulated_stage import PACED, paced_top
 from stage_worker.server import WorkerOptions, serve_worker
 from tests.coordinator.toy_mesh import ToyMesh, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import VOCAB_SIZE

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from runtime.checkpoints.checkpoint import Checkpoint
-from stage_worker import stage as stage_module
-from stage_worker.decode_graphs import DecodeGraphs
-from stage_worker.kv_cache import BlockShape
+from stage_worker.execution import stage_runner as stage_module
+from stage_worker.execution.cuda_graphs import DecodeGraphs
+from stage_worker.execution.stage_runner import Stage
+from stage_worker.model.kv_cache import BlockShape
 from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
-from stage_worker.stage import Stage
 from stagemesh import Chat, ChatMessage, GenerationRequest
 from tests.integration.processes import serving
 from tests.stage_worker.local_pipeline import LocalPipeline, Request, make_spec

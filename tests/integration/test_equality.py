@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.protocol.step import SlotSampling
-from stage_worker.sampling import Draw, sample
+from stage_worker.sampling.sampler import Draw, sample
 from stagemesh import Chat, ChatMessage, FinishReason, GenerationRequest, Sampling, TokenIds
 from tests.integration.processes import Mesh
 from tests.integration.tiny_chat import TinyChat, assert_matches_reference

@@ -7,12 +7,12 @@ import torch
 from protos import stage_pb2
 from runtime.protocol.step import SequenceChunk, Step
 from runtime.protocol.step_codec import step_to_header
-from stage_worker.assembly import ReceivePlan
-from stage_worker.lanes import Interval
-from stage_worker.next_stage import LinkPlan, step_frames
-from stage_worker.receiver import Receiver, Sender
-from stage_worker.transfers import Transfers
-from stage_worker.transport import WireFrame, decode_frame, encode_frame
+from stage_worker.device.host_device_copy import Transfers
+from stage_worker.transport.frame_assembly import ReceivePlan
+from stage_worker.transport.frame_codec import WireFrame, decode_frame, encode_frame
+from stage_worker.transport.hidden_partition import Interval
+from stage_worker.transport.receiver import Receiver, Sender
+from stage_worker.transport.stage_sender import LinkPlan, step_frames
 
 EPOCH = stage_pb2.EpochId(coordinator_id="coordinator", counter=3)
 HIDDEN_SIZE = 8

@@ -6,8 +6,8 @@ from typing import Any
 
 from protos import stage_pb2
 from runtime.rpc import channels
-from stage_worker.next_stage import LinkPlan, NextStage
-from stage_worker.transport import ForwardContext, WireFrame, add_forward_handler
+from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
+from stage_worker.transport.stage_sender import LinkPlan, NextStage
 from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE
 
 Handler = Callable[[ForwardContext], Awaitable[None]]

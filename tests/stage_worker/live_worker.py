@@ -16,8 +16,8 @@ from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from runtime.protocol.step_codec import step_to_header
 from runtime.rpc import channels
 from runtime.rpc.tls import Reach
-from stage_worker.executor import DeviceThread
-from stage_worker.loading import WorkerDevice
+from stage_worker.device.device_thread import DeviceThread
+from stage_worker.loading.loading import WorkerDevice
 from stage_worker.service import StageService
 from stage_worker.worker import Worker
 

@@ -19,8 +19,8 @@ from runtime.protocol.step import (
     SlotSampling,
     Step,
 )
-from stage_worker.stage import Stage
-from stage_worker.stage_spec import StageOutput, StageSpec
+from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_spec import StageOutput, StageSpec
 from tests.stage_worker.ranked_stage import RankedStage
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from runtime.protocol.step import Step
-from stage_worker.stage import Stage
-from stage_worker.stage_spec import StageOutput
+from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_spec import StageOutput
 from tests.stage_worker.collectives.rank_threads import open_groups
 
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from runtime.rpc import channels
 from runtime.version import PROTOCOL_VERSION
 from stage_worker import server as worker_server
 from stage_worker.collectives import shared_file
-from stage_worker.health import STAGE_SERVICE, WorkerHealth
+from stage_worker.mesh.health import STAGE_SERVICE, WorkerHealth
 from stage_worker.server import WorkerOptions, serve_worker
 
 WAIT_SECONDS = 20.0

@@ -19,11 +19,11 @@ from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import EpochEndedError, StagemeshError
 from runtime.model_config.tensor_parallel import share_widths
 from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
-from stage_worker.collectives.agreement import agree
 from stage_worker.collectives.group import RankGroup
-from stage_worker.collectives.opening import GroupSpec, open_group
+from stage_worker.collectives.group_factory import GroupSpec, open_group
+from stage_worker.collectives.step_consensus import agree
 from stage_worker.collectives.torch_group import TorchGroup
-from stage_worker.stage import Stage
+from stage_worker.execution.stage_runner import Stage
 from tests.stage_worker.local_pipeline import make_spec
 
 TIMEOUT_SECONDS = 30.0

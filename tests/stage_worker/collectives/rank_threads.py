@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 
 from stage_worker.collectives.group import RankGroup
-from stage_worker.collectives.opening import GroupSpec, open_group
+from stage_worker.collectives.group_factory import GroupSpec, open_group
 
 _numbers = count()
 

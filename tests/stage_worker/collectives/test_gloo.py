@@ -15,7 +15,7 @@ import torch
 
 from runtime.errors import InvalidRequestError
 from runtime.protocol.step import Step
-from stage_worker.collectives.opening import GroupSpec, check_backend, open_group
+from stage_worker.collectives.group_factory import GroupSpec, check_backend, open_group
 from stage_worker.collectives.shared_file import block_path, sweep
 from stage_worker.collectives.torch_group import TorchGroup
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks

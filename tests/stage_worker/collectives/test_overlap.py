@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage_worker.collectives.opening import BACKENDS
+from stage_worker.collectives.group_factory import BACKENDS
 from stage_worker.collectives.overlap import OVERLAPS, min_split_tokens
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from runtime.errors import SharedMemoryError
 from stage_worker.collectives import shared_file
-from stage_worker.collectives.opening import GroupSpec, open_group
+from stage_worker.collectives.group_factory import GroupSpec, open_group
 from stage_worker.collectives.shared_file import block_path, map_file, store_path, sweep
 
 # One rank of two, which meets nobody.
 RANK = """
 import sys
-from stage_worker.collectives.opening import GroupSpec, open_group
+from stage_worker.collectives.group_factory import GroupSpec, open_group
 group = open_group(GroupSpec(sys.argv[1], 0, 2))
 print("open", flush=True)
 sys.stdin.read()

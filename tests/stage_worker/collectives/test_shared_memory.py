@@ -18,7 +18,7 @@ from runtime.errors import (
 from runtime.model_config.tensor_parallel import share_widths
 from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.collectives.group import SOLO, PendingSum, RankGroup
-from stage_worker.collectives.opening import GroupSpec, open_group
+from stage_worker.collectives.group_factory import GroupSpec, open_group
 from stage_worker.collectives.shared_file import block_path
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
 

@@ -1,0 +1,1 @@
+"""One epoch: receives steps, computes them in order, sends them on."""

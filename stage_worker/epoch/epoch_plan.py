@@ -1,0 +1,155 @@
+"""What `OpenEpoch` asks of one rank, checked and in the words of those who run the epoch.
+
+Whom this rank receives from and sends to follows from the counts of ranks: see `lanes.py`.
+"""
+
+from dataclasses import dataclass
+
+from protos import stage_pb2
+from runtime.errors import (
+    InsecureMeshError,
+    InvalidRequestError,
+    NeverFitsError,
+    NotEnoughMemoryError,
+)
+from runtime.rpc.tls import Reach, Role
+from stage_worker.collectives.group import RankGroup
+from stage_worker.collectives.group_factory import GroupSpec, open_group
+from stage_worker.loading.loading import LoadedPart
+from stage_worker.transport.frame_assembly import ReceivePlan
+from stage_worker.transport.frame_codec import epoch_name
+from stage_worker.transport.hidden_partition import joined, own_interval
+from stage_worker.transport.stage_sender import LinkPlan
+
+_MIN_WINDOW, _MAX_WINDOW = 2, 1024
+_MAX_TABLE_BYTES = 2**30
+_BACKENDS = {
+    stage_pb2.COLLECTIVE_BACKEND_UNSPECIFIED: "auto",
+    stage_pb2.COLLECTIVE_BACKEND_AUTO: "auto",
+    stage_pb2.COLLECTIVE_BACKEND_SHM: "shm",
+    stage_pb2.COLLECTIVE_BACKEND_GLOO: "gloo",
+    stage_pb2.COLLECTIVE_BACKEND_NCCL: "nccl",
+}
+_OVERLAPS = {
+    stage_pb2.OVERLAP_UNSPECIFIED: "auto",
+    stage_pb2.OVERLAP_AUTO: "auto",
+    stage_pb2.OVERLAP_ON: "on",
+    stage_pb2.OVERLAP_OFF: "off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """Where an epoch's steps come from and go to; no links on the last stage.
+
+    Rank 0 answers every step, the others speak of failures only.
+    """
+
+    receive: ReceivePlan
+    links: tuple[LinkPlan, ...] = ()
+    rank: int = 0
+    is_sequential: bool = False
+
+
+def check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: Reach) -> None:
+    """Refuse what does not fit the loaded part, before anything is taken for it or dialled."""
+    for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
+        if getattr(request, name) < 1:
+            raise InvalidRequestError(field=name, problem="must be at least 1")
+    min_window = 1 if request.overlap == stage_pb2.OVERLAP_OFF else _MIN_WINDOW
+    if not min_window <= request.window <= _MAX_WINDOW:
+        problem = f"must be between {min_window} and {_MAX_WINDOW}"
+        raise InvalidRequestError(field="window", problem=problem)
+    if request.num_kv_blocks > loaded.num_kv_blocks:
+        raise NeverFitsError(
+            num_blocks_needed=request.num_kv_blocks, num_blocks=loaded.num_kv_blocks
+        )
+    table_bytes = loaded.stage.block_table_bytes(request.max_sequences)
+    if table_bytes > _MAX_TABLE_BYTES:
+        raise NotEnoughMemoryError(
+            needed_bytes=table_bytes,
+            available_bytes=_MAX_TABLE_BYTES,
+            what=f"block tables for {request.max_sequences} sequences",
+        )
+    _check_peers(request, loaded)
+    for peer in request.next:
+        if not reach.includes(peer.address):
+            raise InsecureMeshError(option="the next stage's address", address=peer.address)
+
+
+def make_epoch_plan(
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: Reach
+) -> EpochPlan:
+    """The plan of a request that `check_limits` has let pass."""
+    hidden_size, spec = loaded.stage.config.hidden_size, loaded.stage.spec
+    dtype = loaded.assignment.dtype
+    own = own_interval(hidden_size, spec.rank, spec.tp_size)
+    receive = ReceivePlan(
+        epoch=request.epoch,
+        senders={0: None} if spec.is_first else joined(own, hidden_size, request.num_senders),
+        window=request.window,
+        max_step_tokens=request.max_step_tokens,
+        dtype=dtype,
+        hidden_interval=None if spec.is_first else own,
+    )
+    links = tuple(
+        LinkPlan(
+            epoch=request.epoch,
+            sender_rank=request.rank,
+            address=request.next[rank].address,
+            window=request.window,
+            dtype=dtype,
+            hidden_interval=part,
+            tls=None if reach.tls is None else reach.tls.towards(Role.WORKER),
+        )
+        for rank, part in joined(own, hidden_size, len(request.next)).items()
+    )
+    is_sequential = request.overlap == stage_pb2.OVERLAP_OFF
+    return EpochPlan(receive, links, request.rank, is_sequential)
+
+
+def open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> RankGroup:
+    """On the device's thread: an empty stage, with this rank's end of a new group."""
+    group = open_group(_group_spec(request, loaded))
+    try:
+        loaded.stage.open_epoch(request.num_kv_blocks, request.max_sequences, group)
+    except BaseException:
+        group.close()
+        raise
+    return group
+
+
+def _group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> GroupSpec:
+    """Where and how this rank meets the others of its stage, in this epoch alone."""
+    spec = loaded.stage.spec
+    return GroupSpec(
+        name=f"{epoch_name(request.epoch)}/{request.replica}/{request.stage}",
+        rank=spec.rank,
+        size=spec.tp_size,
+        backend=_BACKENDS[request.backend],
+        timeout_seconds=request.collective_timeout_seconds,
+        device=spec.device,
+        overlap=_OVERLAPS[request.overlap],
+    )
+
+
+def _check_peers(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> None:
+    spec, hidden_size = loaded.stage.spec, loaded.stage.config.hidden_size
+    if spec.is_last == bool(request.next) or len(request.next) > hidden_size:
+        expected = "none on the last stage" if spec.is_last else f"1 to {hidden_size} here"
+        problem = f"needs {expected}, got {len(request.next)} ranks"
+        raise InvalidRequestError(field="next", problem=problem)
+    ranks = [peer.rank for peer in request.next]
+    if ranks != list(range(len(ranks))):
+        problem = f"must name the ranks 0 to {len(ranks) - 1} in order, got {ranks}"
+        raise InvalidRequestError(field="next", problem=problem)
+    most = 1 if spec.is_first else hidden_size
+    if request.num_senders > most:
+        problem = f"is {request.num_senders}, at most {most} can send here"
+        raise InvalidRequestError(field="num_senders", problem=problem)
+    for name, known in (("backend", _BACKENDS), ("overlap", _OVERLAPS)):
+        if getattr(request, name) not in known:
+            problem = f"{getattr(request, name)} is not known"
+            raise InvalidRequestError(field=name, problem=problem)
+    if spec.tp_size > 1 and not request.collective_timeout_seconds > 0:
+        raise InvalidRequestError(field="collective_timeout_seconds", problem="must be above 0")

@@ -1,0 +1,1 @@
+"""Runs one microbatch on this rank's layers."""

@@ -1,0 +1,1 @@
+"""Turns an assignment into a loaded stage."""

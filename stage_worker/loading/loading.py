@@ -1,0 +1,242 @@
+"""Turns an assignment into a loaded Stage: the files found, checked and read.
+
+Everything here blocks, and runs on the device's thread. Refusals are typed and come before the
+weights are read, where the assignment or the files allow to tell.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protos import stage_pb2
+from runtime.checkpoints.checkpoint import Checkpoint
+from runtime.checkpoints.model_store import check_gguf, find_model, resolve_model
+from runtime.errors import (
+    AssignmentError,
+    FingerprintMismatchError,
+    InvalidRequestError,
+    NotEnoughMemoryError,
+)
+from runtime.host.logs import get_logger
+from runtime.model_config.model_config import load_model_config
+from runtime.model_config.tensor_parallel import check_tp_size
+from stage_worker.device.device_info import describe_device
+from stage_worker.device.progress import ProgressFn
+from stage_worker.execution.simulated_stage import AnyStage, Pace, PacedPlace, PacedStage, paced_top
+from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_spec import StageSpec
+from stage_worker.loading.reference_logprobs import record_canary
+
+# Its prompt is held in one piece, with an attention of its length squared.
+_MAX_CANARY_TOKENS = 1024
+
+# Of a fingerprint, for people to compare.
+_SHOWN_DIGITS = 16
+
+_log = get_logger()
+
+_DTYPE_NAMES = {
+    stage_pb2.DTYPE_FLOAT32: "float32",
+    stage_pb2.DTYPE_BFLOAT16: "bfloat16",
+    stage_pb2.DTYPE_FLOAT16: "float16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDevice:
+    """What this worker computes with; `model_path` stands in for the assignment's model.
+
+    With a `pace` it computes nothing, and takes the time that the pace says. `num_sharers` workers,
+    itself among them, have the same device.
+    """
+
+    kind: str
+    num_threads: int
+    model_path: str | None = None
+    pace: Pace | None = None
+    num_sharers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPart:
+    """An assignment that this worker can carry out, as far as files and numbers tell."""
+
+    assignment: stage_pb2.Assignment
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """An assignment with its weights in memory."""
+
+    assignment: stage_pb2.Assignment
+    stage: AnyStage
+    fingerprint: str
+    num_kv_blocks: int
+    load_seconds: float
+
+
+def check_model_path(model: str) -> None:
+    """Refuses at the start what could not be loaded later, as far as that costs next to nothing.
+
+    Looks at config.json and the headers of the weights, and at no more of a .gguf file than that
+    it is one; a Hub id may have to be fetched, and is not looked at. Whether the weights are the
+    mesh's shows when a part is assigned: by their fingerprint, which is logged here. Raises
+    `ModelNotFoundError` or `BrokenModelError`.
+    """
+    path = find_model(model)
+    if path is not None and path.is_dir():
+        config, checkpoint = load_model_config(path), Checkpoint.open(path)
+        _log.info(
+            "model_found",
+            folder=str(path),
+            architecture=config.family.architecture,
+            num_layers=config.num_layers,
+            fingerprint=checkpoint.fingerprint[:_SHOWN_DIGITS],
+        )
+    elif path is not None:
+        check_gguf(path)
+
+
+def find_part(
+    assignment: stage_pb2.Assignment, device: WorkerDevice, progress: ProgressFn
+) -> FoundPart:
+    """Find the model's files and refuse what they do not allow; touches no device.
+
+    `progress` gets what is done and in all of a conversion or a download.
+    """
+    check_assignment(assignment)
+    _check_kv_memory(assignment.kv_memory_bytes, device)
+    checkpoint = _find_model(
+        device.model_path or assignment.model, assignment.weights_fingerprint, progress
+    )
+    config = load_model_config(checkpoint.folder)
+    check_tp_size(config, assignment.tp_size)
+    _check_layers(assignment, config.num_layers)
+    if assignment.max_model_len > config.max_position_embeddings:
+        raise AssignmentError(
+            expected=f"max_model_len up to {config.max_position_embeddings}",
+            actual=str(assignment.max_model_len),
+        )
+    return FoundPart(assignment, checkpoint)
+
+
+def is_same_part(held: stage_pb2.Assignment, asked: stage_pb2.Assignment) -> bool:
+    """Whether only the replica is another."""
+    same = stage_pb2.Assignment()
+    same.CopyFrom(held)
+    same.replica = asked.replica
+    return same == asked
+
+
+def load_part(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> LoadedPart:
+    """Load this worker's part of the model; `progress` gets bytes done and in all."""
+    begun_at = time.monotonic()
+    stage = _load_stage(found, device, progress)
+    return LoadedPart(
+        found.assignment,
+        stage,
+        found.checkpoint.fingerprint,
+        num_kv_blocks=stage.kv_block_capacity(),
+        load_seconds=time.monotonic() - begun_at,
+    )
+
+
+def _load_stage(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> AnyStage:
+    assignment, spec = found.assignment, _stage_spec(found.assignment, device)
+    if device.pace is None:
+        return Stage.load(found.checkpoint, spec, progress)
+    config = load_model_config(found.checkpoint.folder)
+    place = PacedPlace(assignment.stage, assignment.num_layers / config.num_layers)
+    return PacedStage(spec, config, place, device.pace)
+
+
+def compute_canary(
+    request: stage_pb2.RecordCanaryRequest, device: WorkerDevice, progress: ProgressFn
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The model's canary, most likely first; `progress` gets layers done and in all."""
+    if not request.token_ids:
+        raise InvalidRequestError(field="token_ids", problem="must not be empty")
+    if len(request.token_ids) > _MAX_CANARY_TOKENS:
+        problem = f"{len(request.token_ids)} given, at most {_MAX_CANARY_TOKENS} are taken"
+        raise InvalidRequestError(field="token_ids", problem=problem)
+    checkpoint = _find_model(
+        device.model_path or request.model, request.weights_fingerprint, progress
+    )
+    if device.pace is not None:
+        vocab_size = load_model_config(checkpoint.folder).vocab_size
+        last_token, position = request.token_ids[-1], len(request.token_ids)
+        return paced_top(last_token, position, vocab_size, request.num_logprobs)
+    return record_canary(
+        checkpoint, request.token_ids, request.num_logprobs, progress, request.max_model_len
+    )
+
+
+def check_assignment(assignment: stage_pb2.Assignment) -> None:
+    """Refuse an assignment that no model could make sense of."""
+    for name in ("num_stages", "tp_size", "num_layers", "block_size", "max_model_len"):
+        if getattr(assignment, name) < 1:
+            raise InvalidRequestError(field=f"assignment.{name}", problem="must be at least 1")
+    if assignment.dtype not in _DTYPE_NAMES:
+        raise InvalidRequestError(
+            field="assignment.dtype", problem=f"{assignment.dtype} is not a known dtype"
+        )
+    if assignment.rank >= assignment.tp_size:
+        raise AssignmentError(
+            expected=f"a rank below {assignment.tp_size}", actual=f"rank {assignment.rank}"
+        )
+    if assignment.stage >= assignment.num_stages:
+        raise AssignmentError(
+            expected=f"a stage below {assignment.num_stages}", actual=f"stage {assignment.stage}"
+        )
+
+
+def _check_kv_memory(kv_memory_bytes: int, device: WorkerDevice) -> None:
+    """The cache's memory is taken when an epoch opens, or when tokens come: too late to refuse."""
+    memory_bytes = describe_device(device.kind).memory_bytes
+    if kv_memory_bytes > memory_bytes:
+        raise NotEnoughMemoryError(
+            needed_bytes=kv_memory_bytes, available_bytes=memory_bytes, what="the KV cache"
+        )
+
+
+def _check_layers(assignment: stage_pb2.Assignment, num_layers: int) -> None:
+    """The first stage has the first layer, the last one the last, and none has more."""
+    begin, end = assignment.first_layer, assignment.first_layer + assignment.num_layers
+    is_last = assignment.stage == assignment.num_stages - 1
+    is_first = assignment.stage == 0
+    if end > num_layers or (begin == 0) != is_first or (end == num_layers) != is_last:
+        raise AssignmentError(
+            expected=f"stage {assignment.stage} of {assignment.num_stages} of {num_layers} layers",
+            actual=f"layers [{begin}, {end})",
+        )
+
+
+def _find_model(model: str, fingerprint: str, progress: ProgressFn) -> Checkpoint:
+    checkpoint = Checkpoint.open(resolve_model(model, progress=_without_phase(progress)))
+    actual = checkpoint.fingerprint
+    if fingerprint and actual != fingerprint:
+        raise FingerprintMismatchError(expected=fingerprint, actual=actual)
+    return checkpoint
+
+
+def _without_phase(progress: ProgressFn) -> Callable[[str, int, int], None]:
+    return lambda _phase, done, total: progress(done, total)
+
+
+def _stage_spec(assignment: stage_pb2.Assignment, device: WorkerDevice) -> StageSpec:
+    return StageSpec(
+        first_layer=assignment.first_layer,
+        num_layers=assignment.num_layers,
+        is_first=assignment.stage == 0,
+        is_last=assignment.stage == assignment.num_stages - 1,
+        dtype=_DTYPE_NAMES[assignment.dtype],
+        block_size=assignment.block_size,
+        max_model_len=assignment.max_model_len,
+        kv_memory_bytes=assignment.kv_memory_bytes,
+        num_threads=device.num_threads,
+        device="cpu" if device.pace else device.kind,
+        rank=assignment.rank,
+        tp_size=assignment.tp_size,
+        num_sharers=device.num_sharers,
+    )

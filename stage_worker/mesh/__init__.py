@@ -1,0 +1,1 @@
+"""Membership of the mesh, from the worker's side: hello, heartbeats, leaving."""

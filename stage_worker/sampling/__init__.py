@@ -1,0 +1,1 @@
+"""Turns logits into tokens and log-probabilities."""

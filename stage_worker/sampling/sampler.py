@@ -1,0 +1,146 @@
+"""Draws one token per row of logits, the same one whatever else is in the batch.
+
+What a request does to its logits (`logit_shaping.py`) decides what is drawn; the log-probabilities
+that are told are the model's own.
+
+One uniform number per (seed, choice, position) from a counter-based generator, then the inverse of
+the float64 cumulative distribution in vocabulary order; cuts in the order temperature, top_k,
+top_p, min_p. Generator: Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", 2011).
+
+Shapes: B rows, V vocabulary, C candidates left after the cuts so far.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.errors import GrammarError, NonFiniteLogitsError, StagemeshError
+from runtime.protocol.step import SampledToken, SlotSampling
+from stage_worker.sampling.grammar import GrammarMatcher
+from stage_worker.sampling.logits_processors import is_shaped, shape_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One row's slot and parameters; `position` is that of the token to be drawn.
+
+    `token_ids` is the sequence so far if `sampling.needs_tokens`, and else need not be given;
+    `matcher` follows `sampling.grammar`, if there is one.
+    """
+
+    slot: int
+    sampling: SlotSampling
+    position: int
+    token_ids: Sequence[int] = ()
+    matcher: GrammarMatcher | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Token ids in vocabulary order and their weights, float64, the largest of them 1."""
+
+    ids_C: Tensor
+    weights_C: Tensor
+
+    def keep(self, kept_C: Tensor) -> "_Candidates":
+        return _Candidates(self.ids_C[kept_C], self.weights_C[kept_C])
+
+
+def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[SampledToken, ...]:
+    """One token per row. Raises `NonFiniteLogitsError` where a row holds NaN or an infinity."""
+    logits_BV = logits_BV.float().cpu()
+    is_finite = logits_BV.sum(dim=-1).isfinite().tolist()
+    for draw, finite in zip(draws, is_finite, strict=True):
+        if not finite:
+            raise NonFiniteLogitsError(slot=draw.slot)
+    normalizers = logits_BV.logsumexp(dim=-1).tolist()
+    likeliest = logits_BV.argmax(dim=-1).tolist()
+    return tuple(
+        _sample_row(*row) for row in zip(logits_BV, normalizers, likeliest, draws, strict=True)
+    )
+
+
+def _sample_row(logits_V: Tensor, normalizer: float, likeliest: int, draw: Draw) -> SampledToken:
+    sampling = draw.sampling
+    try:
+        shaped_V = _shape(logits_V, draw)
+    except StagemeshError as error:
+        # The coordinator makes a `GrammarError` of it again.
+        problem = error.problem if isinstance(error, GrammarError) else str(error)
+        return SampledToken(draw.slot, token_id=0, problem=problem)
+    if shaped_V is not logits_V:
+        likeliest = int(shaped_V.argmax())
+    token_id = likeliest if sampling.temperature == 0 else _draw(shaped_V, draw)
+    if draw.matcher is not None:
+        draw.matcher.follow((token_id,))
+    num_top = min(sampling.num_logprobs, logits_V.shape[0])
+    top_logits, top_ids = logits_V.topk(num_top)
+    return SampledToken(
+        slot=draw.slot,
+        token_id=token_id,
+        logprob=float(logits_V[token_id]) - normalizer,
+        top_ids=tuple(top_ids.tolist()),
+        top_logprobs=tuple((top_logits - normalizer).tolist()),
+    )
+
+
+def _shape(logits_V: Tensor, draw: Draw) -> Tensor:
+    """What is drawn from; raises what `GrammarMatcher.forbidden` raises."""
+    sampling = draw.sampling
+    if is_shaped(sampling, draw.position):
+        logits_V = shape_logits(logits_V, sampling, draw.position, draw.token_ids)
+    if draw.matcher is not None:
+        forbidden_V = draw.matcher.forbidden(draw.token_ids[sampling.num_prompt_tokens :])
+        logits_V = logits_V.masked_fill(forbidden_V, -torch.inf)
+    return logits_V
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """The number in [0, 1) that decides this token, and no other."""
+    key = np.array([seed, choice], dtype=np.uint64)
+    bits = np.random.Philox(key=key, counter=position)
+    return float(np.random.Generator(bits).random())
+
+
+def _draw(logits_V: Tensor, draw: Draw) -> int:
+    sampling = draw.sampling
+    scaled_V = logits_V.double() / sampling.temperature
+    candidates = _Candidates(torch.arange(scaled_V.shape[0]), (scaled_V - scaled_V.max()).exp())
+    if 0 < sampling.top_k < scaled_V.shape[0]:
+        candidates = _keep_top_k(candidates, sampling.top_k)
+    if sampling.top_p < 1:
+        candidates = _keep_top_p(candidates, sampling.top_p)
+    if sampling.min_p > 0:
+        candidates = candidates.keep(candidates.weights_C >= sampling.min_p)
+    cumulative_C = candidates.weights_C.cumsum(0)
+    target = uniform(sampling.seed, sampling.choice, draw.position) * cumulative_C[-1]
+    index = int(torch.searchsorted(cumulative_C, target, right=True))
+    return int(candidates.ids_C[min(index, len(cumulative_C) - 1)])
+
+
+def _keep_top_k(candidates: _Candidates, top_k: int) -> _Candidates:
+    """The `top_k` heaviest; of equal ones at the edge, the first in the vocabulary."""
+    edge = candidates.weights_C.topk(top_k).values[-1]
+    kept_C = candidates.weights_C > edge
+    at_edge = (candidates.weights_C == edge).nonzero().squeeze(1)
+    kept_C[at_edge[: top_k - int(kept_C.sum())]] = True
+    return candidates.keep(kept_C)
+
+
+def _keep_top_p(candidates: _Candidates, top_p: float) -> _Candidates:
+    """The fewest heaviest that together weigh at least `top_p` of the whole, and at least one.
+
+    All candidates below a share of (1 - top_p) / C weigh less than 1 - top_p together, so they are
+    never among them: they are left out of the sort.
+    """
+    total = candidates.weights_C.sum()
+    floor = (1 - top_p) * total / len(candidates.weights_C)
+    candidates = candidates.keep(candidates.weights_C >= floor)
+    sorted_C, order_C = candidates.weights_C.sort(descending=True, stable=True)
+    num_kept = int((sorted_C.cumsum(0) - sorted_C < top_p * total).sum())
+    kept_C = order_C[: max(1, num_kept)].sort().values
+    return candidates.keep(kept_C)

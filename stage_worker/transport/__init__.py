@@ -1,0 +1,1 @@
+"""Frames between stages: codec, assembly, flow control by credits, sending."""

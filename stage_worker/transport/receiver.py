@@ -1,0 +1,136 @@
+"""Assembles the frames of one epoch's senders into whole steps, in order, within the window.
+
+Frames are taken from the sockets as they come, independently of compute; every value of a frame is
+checked against the plan before memory is reserved. It knows nothing of streams: `epoch.py` feeds it
+frames and sends its credits.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from protos import stage_pb2
+from runtime.errors import FrameError, StaleEpochError, StepGapError, WindowExceededError
+from stage_worker.device.host_device_copy import Transfers, Upload
+from stage_worker.transport.frame_assembly import (
+    PartialStep,
+    ReceivePlan,
+    Slice,
+    check_activation,
+    check_header,
+    check_same_header,
+    empty_hidden,
+)
+from stage_worker.transport.frame_codec import WireFrame, epoch_name
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedStep:
+    """A complete step; times are `time.monotonic` seconds of its first and last frame."""
+
+    header: stage_pb2.StepHeader
+    hidden: Upload | None
+    begun_at: float
+    complete_at: float
+
+
+class Sender:
+    """One attached sender: its place in the step order and the credits that it has earned."""
+
+    def __init__(self, rank: int, window: int) -> None:
+        self.rank = rank
+        self.step = 0
+        self.num_credited = 0
+        self.credits: asyncio.Queue[int] = asyncio.Queue(maxsize=window)
+        self.slice: Slice | None = None
+
+    def grant(self, step: int) -> None:
+        """Give one credit; more unsent ones than the window holds were ignored by the sender."""
+        if self.credits.full():
+            raise WindowExceededError(step=step, window=self.credits.maxsize)
+        self.num_credited += 1
+        self.credits.put_nowait(step)
+
+
+class Receiver:
+    """Frames in, whole steps out. Not thread-safe: used from the event loop only."""
+
+    def __init__(self, plan: ReceivePlan, transfers: Transfers) -> None:
+        self._plan = plan
+        self._transfers = transfers
+        self._senders: dict[int, Sender] = {}
+        self._partials: dict[int, PartialStep] = {}
+        self._complete: asyncio.Queue[ReceivedStep] = asyncio.Queue(maxsize=plan.window)
+
+    def attach(self, frame: WireFrame) -> Sender:
+        """Admit the sender whose first frame this is; the frame still has to be accepted."""
+        self._check_epoch(frame)
+        rank = frame.head.sender_rank
+        if rank not in self._plan.senders:
+            known = ", ".join(map(str, self._plan.senders))
+            raise FrameError(what="sender rank", expected=f"one of {known}", actual=rank)
+        if rank in self._senders:
+            raise FrameError(
+                what=f"streams of sender {rank}", expected="one an epoch", actual="another"
+            )
+        self._senders[rank] = Sender(rank, self._plan.window)
+        return self._senders[rank]
+
+    def accept(self, sender: Sender, frame: WireFrame, now: float) -> None:
+        """Take one frame; raises the typed error of the first rule that it breaks."""
+        head = frame.head
+        self._check_epoch(frame)
+        if head.sender_rank != sender.rank:
+            raise FrameError(what="sender rank", expected=sender.rank, actual=head.sender_rank)
+        if head.step != sender.step:
+            raise StepGapError(expected=sender.step, actual=head.step)
+        if sender.slice is None:
+            sender.slice = self._begin(sender, head, now)
+        elif head.HasField("header") or head.HasField("activation"):
+            raise FrameError(
+                what="header", expected="on a step's first frame only", actual="another"
+            )
+        sender.slice.write(head.offset, frame.payload)
+        if head.last:
+            self._finish(sender, now)
+
+    async def take(self) -> ReceivedStep:
+        """The next step in order, once complete."""
+        return await self._complete.get()
+
+    def grant(self, step: int) -> None:
+        """Give each sender the credit that `step`, which was taken, has earned it."""
+        for sender in self._senders.values():
+            sender.grant(step)
+
+    def _check_epoch(self, frame: WireFrame) -> None:
+        if frame.head.epoch != self._plan.epoch:
+            raise StaleEpochError(
+                expected=epoch_name(self._plan.epoch), actual=epoch_name(frame.head.epoch)
+            )
+
+    def _begin(self, sender: Sender, head: stage_pb2.Frame, now: float) -> Slice:
+        plan = self._plan
+        if head.step - sender.num_credited >= plan.window:
+            raise WindowExceededError(step=head.step, window=plan.window)
+        num_tokens = check_header(head, plan.max_step_tokens)
+        partial = self._partials.get(head.step)
+        if partial is not None:
+            check_same_header(head.header, partial.header, sender.rank)
+        check_activation(head, num_tokens, plan)
+        if partial is None:
+            partial = PartialStep(head.header, empty_hidden(num_tokens, plan, self._transfers), now)
+            self._partials[head.step] = partial
+        return partial.open_slice(sender.rank, plan)
+
+    def _finish(self, sender: Sender, now: float) -> None:
+        assert sender.slice is not None
+        sender.slice.check_complete()
+        sender.slice = None
+        partial = self._partials[sender.step]
+        partial.num_finished += 1
+        if partial.num_finished == len(self._plan.senders):
+            del self._partials[sender.step]
+            hidden_TH = partial.hidden_TH
+            upload = None if hidden_TH is None else self._transfers.upload(hidden_TH)
+            self._complete.put_nowait(ReceivedStep(partial.header, upload, partial.begun_at, now))
+        sender.step += 1

@@ -1,0 +1,48 @@
+"""Copies between host and device: on a CPU there are none, and events are waited for."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from stage_worker.device.host_device_copy import Download, Transfers
+
+HIDDEN = torch.arange(6.0).view(2, 3)
+
+
+def test_cpu_hands_on_the_very_tensor_without_a_copy() -> None:
+    transfers = Transfers(torch.device("cpu"))
+    room = transfers.empty(2, 3, torch.bfloat16)
+    assert (room.shape, room.dtype, room.is_pinned()) == ((2, 3), torch.bfloat16, False)
+    assert transfers.upload(HIDDEN).arrived() is HIDDEN
+
+
+async def test_download_on_a_cpu_has_arrived() -> None:
+    transfers = Transfers(torch.device("cpu"))
+    (part, nothing) = await transfers.download((HIDDEN, None)).arrived()
+    assert part is HIDDEN
+    assert nothing is None
+
+
+async def test_download_waits_for_its_event_and_leaves_the_event_loop_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Event:
+        """As much of a CUDA event as is waited for."""
+
+        def __init__(self) -> None:
+            self._is_set = threading.Event()
+
+        def synchronize(self) -> None:
+            self._is_set.wait()
+
+        def set(self) -> None:
+            self._is_set.set()
+
+    event = Event()
+    waiting = asyncio.create_task(Download((HIDDEN,), event).arrived())  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    event.set()
+    assert await waiting == (HIDDEN,)

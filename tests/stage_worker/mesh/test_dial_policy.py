@@ -1,0 +1,33 @@
+"""Whom a worker dials: without TLS nobody beyond this machine, unless it was told to."""
+
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from runtime.rpc.tls import Reach
+from stage_worker.transport import stage_sender
+from tests.stage_worker.live_worker import live_workers, make_assignments, make_opening
+from tests.tiny_models import make_tiny_llama
+
+ELSEWHERE = "192.0.2.1:50100"
+
+
+@pytest.mark.parametrize(
+    ("reach", "says"),
+    [
+        (Reach(), f"the next stage's address {ELSEWHERE} .*--tls-dir.*--insecure-mesh"),
+        (Reach(is_insecure=True), f"next stage {ELSEWHERE}: "),
+    ],
+    ids=["loopback", "insecure"],
+)
+async def test_open_epoch_with_a_next_stage_beyond_loopback_is_dialled_only_if_told_to(
+    tmp_path: Path, reach: Reach, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can have a worker dial anything that it reaches can look around in its network."""
+    monkeypatch.setattr(stage_sender, "_CONNECT_SECONDS", 0.2)
+    folder = make_tiny_llama(tmp_path, "tied_gqa").folder
+    async with live_workers(1, reach) as (worker,):
+        await worker.load(make_assignments(folder, (3, 1))[0])
+        with pytest.raises(grpc.aio.AioRpcError, match=says):
+            await worker.open_epoch(make_opening(1, next_address=ELSEWHERE))

@@ -1,0 +1,169 @@
+"""Membership from the worker's side, against a coordinator that the test plays."""
+
+import asyncio
+import itertools
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import pytest
+from structlog.testing import capture_logs
+
+from protos import mesh_pb2
+from stage_worker.mesh import mesh_client
+from stage_worker.mesh.mesh_client import retry_delays, stay_joined
+from tests.stage_worker.mesh.played_coordinator import (
+    HELLO,
+    WAIT_SECONDS,
+    Context,
+    PlayedMesh,
+    never_leaves,
+    say_hello,
+    serving,
+    welcome,
+)
+
+
+@asynccontextmanager
+async def _joining(
+    address: str,
+    make_hello: Callable[[], Awaitable[mesh_pb2.Hello]] = say_hello,
+) -> AsyncIterator[asyncio.Queue[bool]]:
+    """Stays joined; yields what it tells about that."""
+    told: asyncio.Queue[bool] = asyncio.Queue()
+    task = asyncio.create_task(stay_joined(address, make_hello, told.put, never_leaves()))
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            yield told
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+    assert task.cancelled(), "membership ended by itself"
+
+
+@pytest.fixture(autouse=True)
+def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_client, "_FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(mesh_client, "_MAX_DELAY_SECONDS", 0.05)
+
+
+async def test_stay_joined_refused_in_the_same_words_over_and_over_logs_them_once() -> None:
+    reasons = iter(["full", "full", "full", "closing", "closing"])
+
+    async def behaviour(context: Context) -> None:
+        if (reason := next(reasons, None)) is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+        await welcome(context)
+        await asyncio.Event().wait()
+
+    with capture_logs() as logs:
+        async with serving(PlayedMesh(behaviour)) as address, _joining(address) as told:
+            while not await told.get():
+                pass
+    assert [log["reason"] for log in logs if log["event"] == "not_joined"] == ["full", "closing"]
+
+
+async def test_stay_joined_welcomed_sends_heartbeats() -> None:
+    beaten = asyncio.Event()
+
+    async def behaviour(context: Context) -> None:
+        await welcome(context)
+        for _ in range(3):
+            message = await context.read()
+            assert isinstance(message, mesh_pb2.WorkerMessage)
+            assert message.HasField("heartbeat")
+            await context.write(mesh_pb2.CoordinatorMessage(heartbeat=mesh_pb2.Heartbeat()))
+        beaten.set()
+        await context.read()
+
+    mesh = PlayedMesh(behaviour)
+    async with serving(mesh) as address, _joining(address):
+        await beaten.wait()
+        assert mesh.hellos.get_nowait() == HELLO
+
+
+async def test_stay_joined_coordinator_comes_later_and_again_joins_each_time() -> None:
+    async def behaviour(context: Context) -> None:
+        await welcome(context)
+        await context.read()
+
+    first, second = PlayedMesh(behaviour), PlayedMesh(behaviour)
+    async with serving(PlayedMesh(behaviour)) as address:
+        pass  # only to learn a free port
+    async with _joining(address):
+        async with serving(first, address):
+            assert await first.hellos.get() == HELLO
+        async with serving(second, address):
+            assert await second.hellos.get() == HELLO
+
+
+async def test_stay_joined_name_not_known_yet_tries_again_with_a_new_hello() -> None:
+    num_tries = 0
+
+    async def hello_at_second_try() -> mesh_pb2.Hello:
+        nonlocal num_tries
+        num_tries += 1
+        if num_tries == 1:
+            raise socket.gaierror("the coordinator has no address")
+        return HELLO
+
+    async def behaviour(context: Context) -> None:
+        await welcome(context)
+        await context.read()
+
+    mesh = PlayedMesh(behaviour)
+    async with serving(mesh) as address, _joining(address, hello_at_second_try):
+        assert await mesh.hellos.get() == HELLO
+
+
+async def test_stay_joined_coordinator_goes_away_tells_that_it_is_out() -> None:
+    async def leave(context: Context) -> None:
+        await welcome(context)
+
+    async with serving(PlayedMesh(leave)) as address, _joining(address) as told:
+        while not await told.get():
+            pass
+        assert await told.get() is False
+
+
+@pytest.mark.parametrize("heartbeat_seconds", [0.0, -1.0, float("nan")])
+async def test_stay_joined_silent_coordinator_is_dialled_again(
+    heartbeat_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_client, "_MIN_HEARTBEAT_SECONDS", 0.01)
+
+    async def behaviour(context: Context) -> None:
+        await welcome(context, heartbeat_seconds)
+        while isinstance(await context.read(), mesh_pb2.WorkerMessage):
+            pass
+
+    mesh = PlayedMesh(behaviour)
+    async with serving(mesh) as address, _joining(address):
+        for _ in range(2):
+            await mesh.hellos.get()
+
+
+async def test_stay_joined_first_message_is_no_welcome_dials_again() -> None:
+    async def behaviour(context: Context) -> None:
+        await context.write(mesh_pb2.CoordinatorMessage(heartbeat=mesh_pb2.Heartbeat()))
+
+    mesh = PlayedMesh(behaviour)
+    async with serving(mesh) as address, _joining(address):
+        for _ in range(2):
+            await mesh.hellos.get()
+
+
+def test_retry_delays_double_up_to_the_maximum_with_jitter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mesh_client, "_FIRST_DELAY_SECONDS", 1.0)
+    monkeypatch.setattr(mesh_client, "_MAX_DELAY_SECONDS", 5.0)
+
+    delays = list(itertools.islice(retry_delays(random.Random(0)), 6))
+
+    for delay, longest in zip(delays, (1.0, 2.0, 4.0, 5.0, 5.0, 5.0), strict=True):
+        assert longest / 2 <= delay <= longest
+    assert len(set(delays)) == 6

@@ -1,0 +1,109 @@
+"""How a worker's membership ends for good: it is refused, released, or asked to leave."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from protos import mesh_pb2
+from runtime.errors import ProtocolVersionError, WorkerRefusedError, find_error
+from runtime.rpc import channels
+from stage_worker.mesh.mesh_client import Departure, stay_joined
+from tests.stage_worker.mesh.played_coordinator import (
+    WAIT_SECONDS,
+    Context,
+    PlayedMesh,
+    never_leaves,
+    note_nothing,
+    say_hello,
+    serving,
+    welcome,
+)
+
+
+async def _refuse(context: Context) -> None:
+    refusal = mesh_pb2.Refusal(reason="run the same build")
+    await context.write(mesh_pb2.CoordinatorMessage(refusal=refusal))
+
+
+async def _refuse_version(context: Context) -> None:
+    raise ProtocolVersionError(expected=2, actual=1)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [(_refuse, "run the same build"), (_refuse_version, "protocol version 1")],
+)
+async def test_stay_joined_refused_raises_the_reason(
+    behaviour: Callable[[Context], Awaitable[None]], reason: str
+) -> None:
+    async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        with pytest.raises(WorkerRefusedError, match=reason):
+            await stay_joined(address, say_hello, note_nothing, never_leaves())
+
+
+async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coordinator() -> None:
+    server = channels.make_server()
+    address = await channels.bind(server, "127.0.0.1:0")
+    await server.start()
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(WorkerRefusedError, match=r"--mesh address.*50051") as caught:
+                await stay_joined(address, say_hello, note_nothing, never_leaves())
+    finally:
+        await server.stop(grace=None)
+
+    assert find_error(caught.value) is caught.value
+
+
+async def test_stay_joined_http_server_is_a_refusal_that_names_the_right_port() -> None:
+    """An --http door is easily taken for the --mesh address: both are a coordinator's."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(WorkerRefusedError, match=r"speaks HTTP.*--mesh.*50051"):
+                await stay_joined(address, say_hello, note_nothing, never_leaves())
+
+
+async def test_stay_joined_released_returns() -> None:
+    async def behaviour(context: Context) -> None:
+        await welcome(context)
+        await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
+        await asyncio.Event().wait()
+
+    told: asyncio.Queue[bool] = asyncio.Queue()
+    async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await stay_joined(address, say_hello, told.put, never_leaves())
+    assert [told.get_nowait(), told.get_nowait()] == [True, False]
+
+
+async def test_stay_joined_asked_to_leave_says_so_and_goes_when_released() -> None:
+    async def behaviour(context: Context) -> None:
+        await welcome(context, heartbeat_seconds=10.0)
+        message = await context.read()
+        assert isinstance(message, mesh_pb2.WorkerMessage)
+        assert message.leaving.grace_seconds == 7.0
+        await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
+        await asyncio.Event().wait()
+
+    departure = Departure(asyncio.Event(), grace_seconds=7.0)
+    departure.asked.set()
+    async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await stay_joined(address, say_hello, note_nothing, departure)
+
+
+async def test_stay_joined_asked_to_leave_goes_with_its_coordinator() -> None:
+    departure = Departure(asyncio.Event(), grace_seconds=7.0)
+
+    async def behaviour(context: Context) -> None:
+        await welcome(context)
+        departure.asked.set()
+
+    async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await stay_joined(address, say_hello, note_nothing, departure)

@@ -1,0 +1,38 @@
+"""The turns that slices of a step take."""
+
+from collections.abc import Generator
+
+import torch
+from torch import Tensor
+
+from stage_worker.model.interleaving import take_turns
+
+
+def count(name: str, log: list[str], num_sums: int) -> Generator[None, None, Tensor]:
+    for number in range(num_sums):
+        log.append(f"{name} begins {number}")
+        yield
+        log.append(f"{name} finishes {number}")
+    return torch.full((1, 2), float(ord(name)))
+
+
+def test_take_turns_of_two_lets_one_compute_while_the_sum_of_the_other_is_under_way() -> None:
+    log: list[str] = []
+    whole_TH = take_turns([count("a", log, 2), count("b", log, 2)])
+    assert log == [
+        "a begins 0",
+        "b begins 0",
+        "a finishes 0",
+        "a begins 1",
+        "b finishes 0",
+        "b begins 1",
+        "a finishes 1",
+        "b finishes 1",
+    ]
+    assert whole_TH.tolist() == [[97.0, 97.0], [98.0, 98.0]]
+
+
+def test_take_turns_of_one_finishes_each_sum_at_once() -> None:
+    log: list[str] = []
+    assert take_turns([count("a", log, 2)]).tolist() == [[97.0, 97.0]]
+    assert log == ["a begins 0", "a finishes 0", "a begins 1", "a finishes 1"]

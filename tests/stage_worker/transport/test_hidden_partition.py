@@ -1,0 +1,60 @@
+"""Which rank is joined to which, and that the parts are all of an activation, once."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stage_worker.transport.hidden_partition import cut, joined, own_interval
+
+
+@given(tp_size=st.integers(1, 8), hidden_size=st.integers(8, 100), data=st.data())
+def test_joined_as_many_ranks_on_both_sides_is_the_own_rank_alone(
+    tp_size: int, hidden_size: int, data: st.DataObject
+) -> None:
+    rank = data.draw(st.integers(0, tp_size - 1))
+    own = own_interval(hidden_size, rank, tp_size)
+    assert joined(own, hidden_size, tp_size) == {rank: own}
+
+
+@given(
+    num_senders=st.integers(1, 8), num_receivers=st.integers(1, 8), hidden_size=st.integers(8, 100)
+)
+def test_joined_both_sides_see_the_same_parts_and_every_column_goes_once(
+    num_senders: int, num_receivers: int, hidden_size: int
+) -> None:
+    sent = {
+        (sender, receiver): part
+        for sender in range(num_senders)
+        for receiver, part in joined(
+            own_interval(hidden_size, sender, num_senders), hidden_size, num_receivers
+        ).items()
+    }
+    received = {
+        (sender, receiver): part
+        for receiver in range(num_receivers)
+        for sender, part in joined(
+            own_interval(hidden_size, receiver, num_receivers), hidden_size, num_senders
+        ).items()
+    }
+    assert sent == received
+    columns = [column for begin, end in sent.values() for column in range(begin, end)]
+    assert sorted(columns) == list(range(hidden_size))
+
+
+def test_joined_two_ranks_meet_three_where_their_intervals_do() -> None:
+    assert joined((0, 32), 64, 3) == {0: (0, 22), 1: (22, 32)}
+    assert joined((32, 64), 64, 3) == {1: (32, 43), 2: (43, 64)}
+
+
+def test_cut_parts_are_contiguous_pieces_of_the_ranks_interval() -> None:
+    hidden_TH = torch.arange(12.0).reshape(2, 6)
+    first, second = cut(hidden_TH, ((10, 14), (14, 16)))
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, hidden_TH[:, :4])
+    assert torch.equal(second, hidden_TH[:, 4:])
+    assert second.is_contiguous()
+
+
+def test_cut_of_a_step_without_tokens_is_nothing_for_each_part() -> None:
+    assert cut(None, ((0, 4), (4, 8))) == (None, None)

@@ -1,0 +1,82 @@
+"""What overtakes a large activation that is under way: credits, failures and the end."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+import torch
+
+from protos import stage_pb2
+from runtime.errors import EpochEndedError, FrameError, StepGapError
+from stage_worker.transport.frame_codec import ForwardContext
+from stage_worker.transport.stage_sender import NextStage
+from tests.stage_worker.frames import HIDDEN_SIZE, make_header
+from tests.stage_worker.links import linked, next_frame
+
+# What waits behind the activation waits for ever: nobody reads it.
+WAIT_SECONDS = 20.0
+
+
+async def test_failure_of_the_peer_is_heard_while_a_large_activation_is_under_way() -> None:
+    is_blocked = asyncio.Event()
+
+    async def handler(context: ForwardContext) -> None:
+        await next_frame(context)
+        await is_blocked.wait()
+        raise StepGapError(expected=1, actual=2)
+
+    async with linked(handler) as link, asyncio.TaskGroup() as tasks:
+        sending = tasks.create_task(_send_until_it_ends(link))
+        is_blocked.set()
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(EpochEndedError) as caught:
+                await link.read_credits()
+        await sending
+    # A write that is cut off may hide the reason, which the peer's own Results tell.
+    assert caught.value.cause in ("step_gap", "stream_closed")
+
+
+async def test_end_of_the_link_overtakes_a_large_activation_that_is_under_way() -> None:
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(context: ForwardContext) -> None:
+        await next_frame(context)
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()  # reads no more, so that the rest stays with the sender
+        finally:
+            has_ended.set()
+
+    async with linked(handler) as link, asyncio.TaskGroup() as tasks:
+        sending = tasks.create_task(_send_until_it_ends(link))
+        await has_begun.wait()
+        assert not sending.done()
+        async with asyncio.timeout(WAIT_SECONDS):
+            await link.close()
+            await has_ended.wait()
+            await sending
+
+
+async def test_credits_arrive_while_a_large_activation_is_under_way() -> None:
+    async def handler(context: ForwardContext) -> None:
+        for _ in range(2):
+            await next_frame(context)
+        for step in (0, 5):
+            await context.write(stage_pb2.Credit(step=step))
+        await asyncio.Event().wait()
+
+    async with linked(handler) as link, asyncio.TaskGroup() as tasks:
+        await link.send(make_header(0), None)
+        sending = tasks.create_task(_send_until_it_ends(link, 1))
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(FrameError, match="step of a credit: expected 1, got 5"):
+                await link.read_credits()
+        assert not sending.done()
+        await link.close()
+
+
+async def _send_until_it_ends(link: NextStage, number: int = 0) -> None:
+    """16 MiB, far more than the peer and the sockets between take without being read."""
+    header = make_header(number)
+    with suppress(EpochEndedError):
+        await link.send(header, torch.zeros(1 << 19, HIDDEN_SIZE))

@@ -1,0 +1,71 @@
+"""Ten thousand frames made by chance: each is refused by a typed error or taken, within the cap."""
+
+import random
+from unittest.mock import patch
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime.errors import StagemeshError
+from stage_worker.device.host_device_copy import Transfers
+from stage_worker.transport.frame_assembly import ReceivePlan, empty_hidden
+from stage_worker.transport.frame_codec import WireFrame, decode_frame, encode_frame
+from tests.stage_worker.frames import HIDDEN_SIZE, make_frame, make_receiver, receive_plan
+
+PLAN = receive_plan()
+# What the plan lets a sender have outstanding.
+MAX_BYTES = PLAN.window * PLAN.max_step_tokens * HIDDEN_SIZE * 4
+VALID = tuple(encode_frame(make_frame(step, tokens)) for step in (0, 1) for tokens in (0, 3, 16))
+FRAMES_AN_EXAMPLE = 20
+
+
+def spoiled(data: bytes, chance: random.Random) -> bytes:
+    """A frame of which some bytes are others, missing or too many."""
+    spoiled = bytearray(data)
+    for _ in range(chance.randint(0, 4)):
+        place = chance.randrange(len(spoiled) + 1)
+        match chance.randrange(4):
+            case 0:
+                spoiled[place : place + 1] = chance.randbytes(1)
+            case 1:
+                del spoiled[place : place + chance.randint(1, 8)]
+            case 2:
+                spoiled[place:place] = chance.randbytes(chance.randint(1, 12))
+            case _:
+                # A length or a number that is as large as can be.
+                spoiled[place:place] = b"\xff\xff\xff\xff\x0f"
+    return bytes(spoiled)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**64 - 1), st.binary(max_size=64))
+def test_random_frames_are_refused_or_taken_within_the_cap(seed: int, garbage: bytes) -> None:
+    # 500 examples of 20 frames each.
+    chance, reserved = random.Random(seed), 0
+
+    def counted(num_tokens: int, plan: ReceivePlan, transfers: Transfers) -> torch.Tensor | None:
+        nonlocal reserved
+        hidden_TH = empty_hidden(num_tokens, plan, transfers)
+        reserved += 0 if hidden_TH is None else hidden_TH.nbytes
+        return hidden_TH
+
+    with patch("stage_worker.transport.receiver.empty_hidden", counted):
+        receiver = make_receiver(PLAN)
+        sender = None
+        for index in range(FRAMES_AN_EXAMPLE):
+            data = garbage if index == 0 else spoiled(chance.choice(VALID), chance)
+            try:
+                frame = decode_frame(data)
+                _check_views(frame, data)
+                sender = sender or receiver.attach(frame)
+                receiver.accept(sender, frame, now=0.0)
+            except StagemeshError:
+                continue
+    assert reserved <= MAX_BYTES
+
+
+def _check_views(frame: WireFrame, data: bytes) -> None:
+    """What was decoded is made of what came, and of nothing more."""
+    assert frame.payload.nbytes <= len(data)
+    assert frame.head.ByteSize() <= 4 * len(data) + 64
