@@ -41,7 +41,7 @@ test-clients-heavy: $(READY)
 	@$(VENV)/bin/pytest tests/clients/heavy_suite.py
 
 test-fuzz: $(READY)
-	@$(VENV)/bin/pytest tests/coordinator/fuzz_suite.py
+	@$(VENV)/bin/pytest tests/coordinator/api/fuzz_suite.py
 
 test-ops: $(READY)
 	@scripts/ops-tools

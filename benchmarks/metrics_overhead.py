@@ -18,7 +18,7 @@ from benchmarks import command
 from benchmarks.command import whole
 from benchmarks.mesh import running_mesh
 from benchmarks.serving import infer_batch
-from coordinator.telemetry import ReplicaTelemetry, StepObserver
+from coordinator.telemetry.telemetry import ReplicaTelemetry, StepObserver
 from runtime.metrics.declarations import CoordinatorMetrics
 from runtime.protocol.step import SendTiming, SequenceChunk, StageTiming, Step
 from scheduler import StageRecord

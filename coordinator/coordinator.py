@@ -10,17 +10,17 @@ from typing import Final, Never
 
 from prometheus_client import CollectorRegistry
 
-from coordinator.admission import Admission
-from coordinator.api_keys import ApiKeys, Tenant
-from coordinator.commons import Commons
-from coordinator.dispatcher import Dispatcher
-from coordinator.engine import Engine
-from coordinator.membership import Membership
+from coordinator.admission.admission import Admission
+from coordinator.engine.engine import Engine
+from coordinator.engine.request_router import Dispatcher
+from coordinator.membership.membership import Membership
 from coordinator.options import CoordinatorOptions
-from coordinator.plan import plan_replica
-from coordinator.replica import Replica
-from coordinator.served_model import ServedModel, load_served_model
-from coordinator.telemetry import ReplicaTelemetry
+from coordinator.planning.replica_layout import plan_replica
+from coordinator.replica.replica import Replica
+from coordinator.replica.shared_context import Commons
+from coordinator.security.api_keys import ApiKeys, Tenant
+from coordinator.telemetry.telemetry import ReplicaTelemetry
+from coordinator.tokenization.model_info import ServedModel, load_served_model
 from runtime.errors import NotReadyError, ShuttingDownError, StagemeshError
 from runtime.host.logs import get_logger
 from runtime.metrics.declarations import CoordinatorMetrics

@@ -12,17 +12,17 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from coordinator.activity_log import log_summaries
+from coordinator.api.grpc.inference_service import InferenceService
+from coordinator.api.grpc.mesh_service import MeshService
+from coordinator.api.grpc.message_size_limit import SizeGuard
+from coordinator.api.grpc.operations_service import OperationsService
+from coordinator.api.http.app import make_app
+from coordinator.api.http.server import HttpServer
 from coordinator.coordinator import Coordinator
-from coordinator.exposure import check_access
-from coordinator.guard import GrpcGuard
-from coordinator.http.app import make_app
-from coordinator.http.server import HttpServer
-from coordinator.mesh_service import MeshService
-from coordinator.operations import OperationsService
 from coordinator.options import CoordinatorOptions
-from coordinator.service import InferenceService
-from coordinator.size_guard import SizeGuard
-from coordinator.summary import log_summaries
+from coordinator.security.authentication import GrpcGuard
+from coordinator.security.listen_policy import check_access
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime.host import process
 from runtime.host.logs import get_logger

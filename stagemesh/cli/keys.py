@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from coordinator.api_keys import Tenant, add_key
+from coordinator.security.api_keys import Tenant, add_key
 from stagemesh.cli import examples
 from stagemesh.cli.option_types import Positive
 

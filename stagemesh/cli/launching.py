@@ -3,9 +3,9 @@
 import os
 from dataclasses import dataclass, fields, replace
 
-from coordinator.exposure import check_access
 from coordinator.options import CoordinatorOptions
-from coordinator.plan import plan_replica
+from coordinator.planning.replica_layout import plan_replica
+from coordinator.security.listen_policy import check_access
 from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.checkpoints.model_store import resolve_model
 from runtime.errors import InvalidRequestError, NotEnoughMemoryError

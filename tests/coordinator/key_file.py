@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from coordinator.api_keys import Tenant, add_key
+from coordinator.security.api_keys import Tenant, add_key
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
 

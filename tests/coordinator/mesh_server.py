@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from coordinator.membership import Membership
-from coordinator.mesh_service import MeshService
+from coordinator.api.grpc.mesh_service import MeshService
+from coordinator.membership.membership import Membership
 from protos import mesh_pb2_grpc
 from runtime.rpc import channels
 from runtime.rpc.tls import Reach

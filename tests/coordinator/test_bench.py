@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.api_keys import Tenant, add_key
+from coordinator.security.api_keys import Tenant, add_key
 from runtime.errors import RequestsFailedError
 from stagemesh.bench.figures import summarize
 from stagemesh.bench.session import Session, tell

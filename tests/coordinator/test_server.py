@@ -13,8 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.coordinator import Coordinator
 from coordinator.options import CoordinatorOptions
-from coordinator.served_model import ServedModel, load_served_model
 from coordinator.server import INFERENCE_SERVICE, serve_coordinator
+from coordinator.tokenization.model_info import ServedModel, load_served_model
 from runtime.errors import PortTakenError, ShuttingDownError
 from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.toy_mesh import Answer, ToyMesh, collect, read_one, token_request, toy_mesh

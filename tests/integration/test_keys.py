@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api_keys import Tenant, add_key
+from coordinator.security.api_keys import Tenant, add_key
 from tests.integration.processes import run_command, serving
 from tests.integration.tiny_chat import TinyChat
 

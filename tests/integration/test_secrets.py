@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.api_keys import Tenant, add_key
+from coordinator.security.api_keys import Tenant, add_key
 from stagemesh import Client, GenerationRequest, Sampling, StagemeshRpcError
 from tests.integration.conftest import OPTIONS
 from tests.integration.processes import serving

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api_keys import ApiKeys
+from coordinator.security.api_keys import ApiKeys
 from stagemesh.cli import app, main
 
 

@@ -1,0 +1,1 @@
+"""The APIs that others call: gRPC and HTTP."""

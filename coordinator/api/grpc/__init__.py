@@ -1,0 +1,1 @@
+"""The gRPC services: inference, operations, mesh membership."""

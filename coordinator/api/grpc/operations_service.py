@@ -1,0 +1,189 @@
+"""Owns what an operator sees: the coordinator's state as one protobuf message."""
+
+import asyncio
+from typing import Any
+
+from coordinator.api.grpc.draining import MAX_GRACE_SECONDS, find_members
+from coordinator.coordinator import Coordinator
+from coordinator.membership.worker_record import Member
+from coordinator.replica.phases import Phase
+from coordinator.replica.replica import Replica
+from coordinator.telemetry.scheduler_telemetry import scheduler_state
+from coordinator.telemetry.telemetry import ReplicaTelemetry
+from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
+from runtime.checkpoints.model_store import served_name
+from runtime.errors import InvalidRequestError
+from runtime.protocol.device_codec import usage_to_proto
+from runtime.protocol.result_codec import activity_to_proto
+from runtime.version import BUILD
+
+
+class OperationsService(mesh_pb2_grpc.OperationsServicer):
+    """Answers at any time, also while nothing is served."""
+
+    def __init__(self, coordinator: Coordinator, *, may_drain: bool) -> None:
+        """Clients' doors may look, and change nothing: they have `may_drain` False."""
+        self._coordinator = coordinator
+        self._may_drain = may_drain
+
+    async def GetState(
+        self, request: mesh_pb2.GetStateRequest, context: Any
+    ) -> mesh_pb2.GetStateResponse:
+        """A snapshot."""
+        return snapshot(self._coordinator)
+
+    async def Drain(self, request: mesh_pb2.DrainRequest, context: Any) -> mesh_pb2.DrainResponse:
+        """Answers when they have left; a caller that does not wait stops nothing."""
+        if not self._may_drain:
+            problem = "a client's door drains nothing; ask at the coordinator's --mesh address"
+            raise InvalidRequestError(field="target", problem=problem)
+        coordinator = self._coordinator
+        members = find_members(request.target, coordinator.membership)
+        grace_seconds = request.grace_seconds or coordinator.options.grace_seconds
+        if not 0 < grace_seconds <= MAX_GRACE_SECONDS:
+            problem = f"is {grace_seconds:g}; must be above 0 and at most {MAX_GRACE_SECONDS:g}"
+            raise InvalidRequestError(field="grace_seconds", problem=problem)
+        deadline = asyncio.get_running_loop().time() + grace_seconds
+        for member in members:
+            coordinator.membership.drain(member, deadline)
+        for member in members:
+            await member.gone.wait()
+        return mesh_pb2.DrainResponse(workers=[member.name for member in members])
+
+
+def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
+    """The whole state at this moment."""
+    dispatcher = coordinator.dispatcher
+    replicas = {replica.number: replica for replica in coordinator.replicas}
+    return mesh_pb2.GetStateResponse(
+        build=BUILD,
+        coordinator_id=coordinator.coordinator_id,
+        model=served_name(coordinator.options.model),
+        ready=coordinator.is_ready,
+        phase=coordinator.phase,
+        num_running=dispatcher.num_running,
+        num_waiting=dispatcher.num_waiting,
+        replicas=[_replica_state(replica) for replica in coordinator.replicas],
+        workers=[
+            _worker_info(member, None if member.replica is None else replicas[member.replica])
+            for member in coordinator.membership.members
+        ],
+        failure=coordinator.failure,
+        uptime_seconds=coordinator.uptime_seconds,
+        max_model_len=dispatcher.limits.max_model_len if dispatcher.limits else 0,
+        mesh_address=coordinator.mesh_address,
+        recoveries=[
+            recovery
+            for replica in coordinator.replicas
+            for recovery in _recoveries(replica.telemetry)
+        ],
+    )
+
+
+def _recoveries(telemetry: ReplicaTelemetry) -> list[mesh_pb2.Recovery]:
+    return [
+        mesh_pb2.Recovery(
+            replica=telemetry.replica,
+            epoch=recovery.epoch,
+            cause=recovery.cause,
+            detail=recovery.detail,
+            ended_unix_seconds=recovery.ended_unix_seconds,
+            seconds=recovery.seconds or 0.0,
+        )
+        for recovery in telemetry.recoveries
+    ]
+
+
+def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
+    engine, limits = replica.engine, replica.engine.limits
+    return mesh_pb2.ReplicaState(
+        replica=replica.number,
+        epoch=replica.epoch.to_proto(),
+        num_kv_blocks=engine.num_blocks,
+        num_kv_blocks_used=engine.num_blocks_used,
+        block_size=limits.block_size if limits else 0,
+        num_slots_used=engine.num_slots_used,
+        max_sequences=limits.max_sequences if limits else 0,
+        num_steps_in_flight=engine.num_steps_in_flight,
+        num_steps=replica.telemetry.totals[-1].num_steps,
+        stages=_stage_states(replica),
+        num_prompt_tokens=engine.num_prompt_tokens,
+        num_generated_tokens=engine.num_generated_tokens,
+        phase=replica.describe(),
+        serving=replica.is_serving,
+        num_waiting=engine.num_waiting,
+        scheduler=scheduler_state(engine.insight),
+    )
+
+
+def _stage_states(replica: Replica) -> list[mesh_pb2.StageState]:
+    states: list[mesh_pb2.StageState] = []
+    for place, assignment in enumerate(replica.assignments):
+        if assignment.rank == 0:
+            state = _stage_sums(replica, assignment.stage)
+            state.first_layer, state.num_layers = assignment.first_layer, assignment.num_layers
+            states.append(state)
+        loading = replica.telemetry.loading[assignment.stage][assignment.rank]
+        rank = mesh_pb2.RankState(
+            rank=assignment.rank,
+            weights_bytes=loading.weights_bytes,
+            peak_rss_bytes=loading.peak_rss_bytes,
+        )
+        if replica.members:
+            member = replica.members[place]
+            rank.worker_id = member.identity.worker_id
+            states[-1].worker_ids.append(rank.worker_id)
+            epoch = replica.epoch
+            if member.activity and member.active_epoch == (epoch.coordinator_id, epoch.counter):
+                rank.activity.CopyFrom(activity_to_proto(member.activity, epoch.to_proto()))
+        states[-1].ranks.append(rank)
+    return states
+
+
+def _stage_sums(replica: Replica, stage: int) -> mesh_pb2.StageState:
+    totals, loading = replica.telemetry.totals[stage], replica.telemetry.loading[stage]
+    return mesh_pb2.StageState(
+        stage=stage,
+        compute_seconds=totals.compute_seconds,
+        idle_seconds=totals.idle_seconds,
+        receive_seconds=totals.receive_seconds,
+        queue_seconds=totals.queue_seconds,
+        send_seconds=totals.send_seconds,
+        send_hidden_seconds=totals.send_hidden_seconds,
+        num_frames_sent=totals.num_frames_sent,
+        num_bytes_sent=totals.num_bytes_sent,
+        num_steps=totals.num_steps,
+        weights_bytes=sum(rank.weights_bytes for rank in loading),
+        peak_rss_bytes=max(rank.peak_rss_bytes for rank in loading),
+        load_done_bytes=sum(rank.done_bytes for rank in loading),
+        load_total_bytes=sum(rank.total_bytes for rank in loading),
+    )
+
+
+def _worker_info(member: Member, replica: Replica | None) -> mesh_pb2.WorkerInfo:
+    identity = member.identity
+    hello = mesh_pb2.Hello(
+        protocol_version=identity.protocol_version,
+        build=identity.build,
+        worker_id=identity.worker_id,
+        node=identity.node,
+        address=identity.address,
+        device=mesh_pb2.Device(
+            kind=identity.device_kind,
+            name=identity.device_name,
+            memory_bytes=identity.memory_bytes,
+        ),
+        pid=identity.pid,
+        metrics_address=identity.metrics_address,
+    )
+    usage = usage_to_proto(member.usage) if member.usage else None
+    return mesh_pb2.WorkerInfo(hello=hello, state=_worker_state(member, replica), usage=usage)
+
+
+def _worker_state(member: Member, replica: Replica | None) -> stage_pb2.WorkerState:
+    """As this coordinator knows it; the worker itself answers `Stage.Status`."""
+    if member.held is None:
+        is_loading = replica is not None and replica.phase is Phase.LOADING
+        return stage_pb2.WORKER_STATE_LOADING if is_loading else stage_pb2.WORKER_STATE_EMPTY
+    is_serving = replica is not None and replica.is_serving
+    return stage_pb2.WORKER_STATE_SERVING if is_serving else stage_pb2.WORKER_STATE_LOADED

@@ -1,0 +1,1 @@
+"""The HTTP API: OpenAI's routes, probes, metrics and the live page."""

@@ -1,0 +1,132 @@
+"""Owns /v1/chat/completions: its parameters, and what its answers look like."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from coordinator.api.http.json_reader import Fields, as_object, refuse, text
+from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
+from coordinator.api.http.response_builder import JSON, Answer, Call, finish_name
+from coordinator.output.token_bytes import TokenTexts
+from coordinator.requests.types import ChatPrompt, Update
+from coordinator.requests.validation import check_chat
+from coordinator.tokenization.model_info import ServedModel
+from coordinator.tokenization.tokenizer import ChatMessage
+from runtime.protocol.step import SampledToken
+
+
+def parse_chat(fields: Fields, request_id: str) -> Call:
+    """What the body asks for."""
+    prompt = take_chat(fields)
+    delivery = take_delivery(fields)
+    has_logprobs = fields.boolean("logprobs")
+    num_top = fields.integer("top_logprobs")
+    if num_top and not has_logprobs:
+        refuse("top_logprobs", "means nothing without logprobs: true")
+    max_tokens = take_max_tokens(fields, default=None)
+    request, names = take_request(fields, request_id, (prompt,), max_tokens, num_top or 0)
+    names["num_logprobs"] = "top_logprobs"
+    return Call(request, delivery, lambda model: ChatForm(model, has_logprobs), names)
+
+
+def take_chat(fields: Fields) -> ChatPrompt:
+    """The conversation and how it ends."""
+    messages = _take_messages(fields)
+    asked = fields.take("add_generation_prompt")
+    if asked is not None and not isinstance(asked, bool):
+        refuse("add_generation_prompt", "must be true or false")
+    prompt = ChatPrompt(messages, asked, fields.boolean("continue_final_message"))
+    check_chat(prompt)
+    return prompt
+
+
+def _take_messages(fields: Fields) -> tuple[ChatMessage, ...]:
+    """The conversation."""
+    items = fields.items("messages")
+    if items is None:
+        refuse("messages", "is missing")
+    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(items))
+
+
+def _message(value: object, name: str) -> ChatMessage:
+    fields = as_object(value, name)
+    role = fields.text("role")
+    if not role:
+        refuse(f"{name}.role", "is missing")
+    content = _content(fields.take("content"), f"{name}.content")
+    fields.refuse_unsupported({"refusal": (), "tool_calls": ([],), "annotations": ([],)})
+    fields.end()
+    return ChatMessage(role, content)
+
+
+def _content(value: object, name: str) -> str:
+    """A string, or parts that are all text."""
+    if isinstance(value, str):
+        return text(value, name)
+    if not isinstance(value, list):
+        refuse(name, "must be a string or a list of text parts")
+    return "".join(_part(part, f"{name}[{index}]") for index, part in enumerate(value))
+
+
+def _part(value: object, name: str) -> str:
+    fields = as_object(value, name)
+    kind = fields.text("type")
+    if kind != "text":
+        refuse(f"{name}.type", f"is {kind!r}; this model reads text parts only")
+    content = fields.text("text")
+    fields.end()
+    return content if content is not None else refuse(f"{name}.text", "is missing")
+
+
+class ChatForm:
+    """Messages, and deltas of messages."""
+
+    name: Final = "chat.completion"
+    chunk_name: Final = "chat.completion.chunk"
+    id_prefix: Final = "chatcmpl-"
+
+    def __init__(self, model: ServedModel, has_logprobs: bool) -> None:
+        self.model_name = model.name
+        self._texts = TokenTexts(model.tokenizer) if has_logprobs else None
+
+    def openings(self, index: int) -> Iterator[JSON]:
+        """The role comes first, and once."""
+        yield _delta(index, {"role": "assistant", "content": ""}, None, None)
+
+    def chunks(self, index: int, update: Update) -> Iterator[JSON]:
+        """The text with its tokens, then the end."""
+        logprobs = self._logprobs(update.tokens)
+        if update.text or logprobs:
+            yield _delta(index, {"content": update.text}, logprobs, None)
+        if update.finish is not None:
+            yield _delta(index, {}, None, finish_name(update.finish))
+
+    def choice(self, index: int, answer: Answer) -> JSON:
+        """One message."""
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._logprobs(answer.tokens),
+            "finish_reason": finish_name(answer.finish),
+        }
+
+    def _logprobs(self, tokens: tuple[SampledToken, ...] | list[SampledToken]) -> JSON | None:
+        if self._texts is None:
+            return None
+        return {"content": [_token(token, self._texts) for token in tokens], "refusal": None}
+
+
+def _delta(index: int, delta: JSON, logprobs: JSON | None, reason: str | None) -> JSON:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _token(token: SampledToken, texts: TokenTexts) -> JSON:
+    top = zip(token.top_ids, token.top_logprobs, strict=True)
+    return {
+        **_logprob(token.token_id, token.logprob, texts),
+        "top_logprobs": [_logprob(token_id, logprob, texts) for token_id, logprob in top],
+    }
+
+
+def _logprob(token_id: int, logprob: float, texts: TokenTexts) -> JSON:
+    raw = texts.raw(token_id)
+    return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}

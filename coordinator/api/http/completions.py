@@ -1,0 +1,154 @@
+"""Owns /v1/completions: its parameters, and what its answers look like."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from coordinator.api.http.json_reader import Fields, integer, refuse, text
+from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
+from coordinator.api.http.response_builder import JSON, Answer, Call, finish_name
+from coordinator.output.detokenizer import PromptEcho
+from coordinator.output.token_bytes import TokenTexts
+from coordinator.requests.types import Prompt, PromptToken, TextPrompt, TokenPrompt, Update
+from coordinator.tokenization.model_info import ServedModel
+from runtime.protocol.step import SampledToken
+
+# OpenAI's default at this path, and only here.
+_DEFAULT_MAX_TOKENS: Final = 16
+
+
+def parse_completion(fields: Fields, request_id: str) -> Call:
+    """What the body asks for."""
+    prompts = _prompts(fields.take("prompt"))
+    delivery = take_delivery(fields)
+    echo = fields.boolean("echo")
+    num_logprobs = fields.integer("logprobs")
+    max_tokens = take_max_tokens(fields, _DEFAULT_MAX_TOKENS)
+    request, names = take_request(fields, request_id, prompts, max_tokens, num_logprobs or 0)
+    names |= {"num_logprobs": "logprobs", "num_prompt_logprobs": "logprobs"}
+    if echo:
+        sampling = replace(request.sampling, num_prompt_logprobs=num_logprobs)
+        request = replace(request, sampling=sampling)
+    return Call(
+        request,
+        delivery,
+        lambda model: CompletionForm(
+            model, prompts if echo else (), request.num_choices, num_logprobs is not None
+        ),
+        names,
+    )
+
+
+def _prompts(value: object) -> tuple[Prompt, ...]:
+    """A string, token ids, or a list of either."""
+    if isinstance(value, str):
+        return (TextPrompt(text(value, "prompt")),)
+    if not isinstance(value, list):
+        refuse("prompt", "must be a string, token ids, or a list of either")
+    if value and isinstance(value[0], str):
+        return tuple(TextPrompt(text(item, f"prompt[{i}]")) for i, item in enumerate(value))
+    if value and isinstance(value[0], list):
+        return tuple(_token_prompt(item, f"prompt[{i}]") for i, item in enumerate(value))
+    return (_token_prompt(value, "prompt"),)
+
+
+def _token_prompt(value: object, name: str) -> TokenPrompt:
+    if not isinstance(value, list):
+        refuse(name, "must be token ids, as the first of the list is")
+    # Types first: a loop over a million ids would hold up the event loop.
+    if set(map(type, value)) - {int}:
+        wrong = next(index for index, item in enumerate(value) if type(item) is not int)
+        integer(value[wrong], f"{name}[{wrong}]")
+    return TokenPrompt(tuple(value))
+
+
+class CompletionForm:
+    """Text, and pieces of text; the prompts of `echo` come first."""
+
+    name: Final = "text_completion"
+    chunk_name: Final = "text_completion"
+    id_prefix: Final = "cmpl-"
+
+    def __init__(
+        self, model: ServedModel, echo: tuple[Prompt, ...], num_choices: int, has_logprobs: bool
+    ) -> None:
+        """`echo` are the prompts, each with `num_choices` answers, or nothing."""
+        self.model_name = model.name
+        self._tokenizer = model.tokenizer
+        self._echo = echo
+        self._num_choices = num_choices
+        self._texts = TokenTexts(model.tokenizer) if has_logprobs else None
+        self._offsets: dict[int, int] = {}
+        # By choice, while a stream has not told its whole prompt.
+        self._open: dict[int, PromptEcho] = {}
+
+    def openings(self, index: int) -> Iterator[JSON]:
+        """The echoed prompt, but for what the answer may change of its last character."""
+        if self._echo:
+            echo = self._open[index] = self._prompt_echo(index)
+            yield _choice(index, echo.opening(), None, None)
+
+    def chunks(self, index: int, update: Update) -> Iterator[JSON]:
+        """The text with its tokens, and the end with the last of it."""
+        logprobs = self._logprobs(index, (*update.prompt_tokens, *update.tokens))
+        reason = finish_name(update.finish)
+        content = self._end_of_prompt(index, update) + update.text
+        if content or logprobs or reason:
+            yield _choice(index, content, logprobs, reason)
+
+    def choice(self, index: int, answer: Answer) -> JSON:
+        """One text."""
+        whole = answer.text
+        if self._echo:
+            echo = self._prompt_echo(index)
+            echo.push([token.token_id for token in answer.tokens])
+            whole = echo.opening() + echo.rest() + answer.text
+        logprobs = self._logprobs(index, (*answer.prompt_tokens, *answer.tokens))
+        return _choice(index, whole, logprobs, finish_name(answer.finish))
+
+    def _prompt_echo(self, index: int) -> PromptEcho:
+        match self._echo[index // self._num_choices]:
+            case TextPrompt(prompt_text):
+                return PromptEcho(self._tokenizer, (), prompt_text)
+            case TokenPrompt(token_ids):
+                return PromptEcho(self._tokenizer, token_ids)
+            case other:
+                raise AssertionError(other)  # `_prompts` makes no others
+
+    def _end_of_prompt(self, index: int, update: Update) -> str:
+        """What the opening left out, with the first text that comes behind it."""
+        echo = self._open.get(index)
+        if echo is None:
+            return ""
+        echo.push([token.token_id for token in update.tokens])
+        if not update.text and update.finish is None:
+            return ""
+        del self._open[index]
+        return echo.rest()
+
+    def _logprobs(self, index: int, tokens: Sequence[SampledToken | PromptToken]) -> JSON | None:
+        """`text_offset` counts characters of the answer so far, by the tokens' own texts.
+
+        The first token of an echoed prompt has no log-probabilities.
+        """
+        if self._texts is None:
+            return None
+        body: JSON = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        offset = self._offsets.get(index, 0)
+        for token in tokens:
+            name = self._texts.name(token.token_id)
+            likeliest = None if token.logprob is None else {name: token.logprob}
+            for token_id, logprob in zip(token.top_ids, token.top_logprobs, strict=True):
+                assert likeliest is not None
+                likeliest.setdefault(self._texts.name(token_id), logprob)
+            body["tokens"].append(name)
+            body["token_logprobs"].append(token.logprob)
+            body["top_logprobs"].append(likeliest)
+            body["text_offset"].append(offset)
+            offset += len(self._texts.raw(token.token_id).decode(errors="replace"))
+        self._offsets[index] = offset
+        return body
+
+
+def _choice(index: int, content: str, logprobs: JSON | None, reason: str | None) -> JSON:
+    return {"index": index, "text": content, "logprobs": logprobs, "finish_reason": reason}

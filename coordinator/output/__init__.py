@@ -1,0 +1,1 @@
+"""From sampled tokens to the text that a client reads."""

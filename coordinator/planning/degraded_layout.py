@@ -1,0 +1,60 @@
+"""Owns the plans that a replica makes do with while workers are missing: fewer stages.
+
+Pure functions of options, model and what workers said about their memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from coordinator.membership.assignment import Assignment
+from coordinator.membership.worker_record import Member
+from coordinator.options import CoordinatorOptions
+from coordinator.planning.replica_layout import plan_replica
+from runtime.errors import StagemeshError
+from runtime.model_config.model_config import ModelConfig
+
+# The rest of a device is for the KV cache, activations and whoever else lives there.
+_WEIGHTS_PART = 0.8
+
+
+def smaller_options(options: CoordinatorOptions) -> Iterator[CoordinatorOptions]:
+    """The options as asked for, then with one stage less each time.
+
+    Layers are divided anew. Where stages have different numbers of ranks there is no other plan:
+    which of them should go is not ours to say.
+    """
+    yield options
+    if len(set(options.tp_sizes)) == 1:
+        for num_stages in range(options.pp - 1, 0, -1):
+            yield replace(options, pp=num_stages, tp=options.tp_sizes[:1], layers=None)
+
+
+def make_plan(
+    options: CoordinatorOptions, config: ModelConfig, fingerprint: str, replica: int
+) -> tuple[Assignment, ...] | None:
+    """The plan for such options, None if the model does not allow them."""
+    try:
+        return plan_replica(options, config, fingerprint, replica)
+    except StagemeshError:
+        return None
+
+
+def fits_memory(
+    assignments: Sequence[Assignment], members: Sequence[Member], weights_bytes: int
+) -> bool:
+    """Whether the devices hold their parts of weights of so many bytes, and the KV cache asked for.
+
+    Workers on the CPU of one node share its memory. A device that did not say what it has is taken
+    at its word when it loads.
+    """
+    num_layers = sum(part.num_layers for part in assignments if part.rank == 0)
+    needed: Counter[str] = Counter()
+    available: dict[str, int] = {}
+    for part, member in zip(assignments, members, strict=True):
+        identity = member.identity
+        device = identity.node if identity.device_kind == "cpu" else identity.worker_id
+        part_bytes = weights_bytes * part.num_layers // (num_layers * part.tp_size)
+        needed[device] += int(part_bytes / _WEIGHTS_PART) + part.kv_memory_bytes
+        available[device] = identity.memory_bytes
+    return all(not available[each] or needed[each] <= available[each] for each in needed)

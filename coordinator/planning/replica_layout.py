@@ -1,0 +1,136 @@
+"""Owns which worker runs which part of the model: pure functions of the model and the members.
+
+How layers are divided is the scheduler package's `placement`; this only says what things cost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from coordinator.membership.assignment import Assignment
+from coordinator.membership.worker_record import Member
+from coordinator.options import AUTO_DTYPE, CoordinatorOptions
+from runtime.checkpoints.model_store import BUNDLED_MODEL
+from runtime.errors import InvalidRequestError, NeverFitsError, RankCountError
+from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.tensor_parallel import check_tp_size
+from scheduler import check_layers, make_plan, split_layers
+
+# The share of a stage's time that goes to decode steps, for a mix of prompts and answers.
+_HEAD_DUTY = 0.5
+
+
+def head_cost_in_layers(config: ModelConfig) -> float:
+    """What the output head costs, in layers.
+
+    A decode step is bound by reading weights, so a part costs what it weighs: the head
+    vocab x hidden, a layer its attention and its three MLP matrices, those of all its experts where
+    it has several. Prefill computes the head for a prompt's last token alone, next to nothing;
+    `_HEAD_DUTY` stands between the two. The embedding is a lookup of few rows and costs nothing.
+    """
+    hidden = config.hidden_size
+    attention = 2 * hidden * config.head_dim * (config.num_heads + config.num_kv_heads)
+    width = config.intermediate_size
+    if config.experts is not None:
+        width = config.experts.num_experts * config.experts.intermediate_size
+    mlp = 3 * hidden * width
+    return _HEAD_DUTY * config.vocab_size * hidden / (attention + mlp)
+
+
+def plan_replica(
+    options: CoordinatorOptions, config: ModelConfig, fingerprint: str, replica: int
+) -> tuple[Assignment, ...]:
+    """What the workers of a replica load, by stage and rank.
+
+    Raises `LayerSplitError`, `TooManyStagesError`, `RankCountError`, `TooManyRanksError` or
+    `InvalidRequestError` for options that the model does not allow.
+    """
+    _check_options(options, config)
+    head_cost = head_cost_in_layers(config)
+    layers = options.layers or split_layers(config.num_layers, options.pp, head_cost)
+    check_layers(layers, config.num_layers, options.pp)
+    assignments = tuple(
+        Assignment(
+            replica=replica,
+            stage=stage.stage,
+            num_stages=options.pp,
+            rank=rank,
+            tp_size=tp_size,
+            first_layer=stage.first_layer,
+            num_layers=stage.num_layers,
+            model=_path_for_workers(options.model),
+            weights_fingerprint=fingerprint,
+            dtype=options.dtype,
+            block_size=options.block_size,
+            max_model_len=options.max_model_len or config.max_position_embeddings,
+            kv_memory_bytes=options.kv_memory_bytes,
+        )
+        for stage, tp_size in zip(make_plan(layers).stages, options.tp_sizes, strict=True)
+        for rank in range(tp_size)
+    )
+    _check_kv_memory(assignments, config)
+    return assignments
+
+
+def settle_dtype(
+    assignments: tuple[Assignment, ...], config: ModelConfig, members: Sequence[Member]
+) -> tuple[Assignment, ...]:
+    """What `auto` comes to: the checkpoint's dtype if all compute it at full speed, or float32."""
+    if assignments[0].dtype != AUTO_DTYPE:
+        return assignments
+    is_fast = all(config.torch_dtype in member.identity.dtypes for member in members)
+    return with_dtype(assignments, config.torch_dtype if is_fast else "float32")
+
+
+def with_dtype(assignments: tuple[Assignment, ...], dtype: str) -> tuple[Assignment, ...]:
+    """The same parts, in `dtype`."""
+    return tuple(replace(assignment, dtype=dtype) for assignment in assignments)
+
+
+def served_len(assigned_len: int, is_asked_for: bool, num_kv_blocks: int, block_size: int) -> int:
+    """The longest sequence that is served: what the model and the KV cache both hold.
+
+    Raises `NeverFitsError` if the user asked for more than the cache holds.
+    """
+    num_kv_tokens = num_kv_blocks * block_size
+    if is_asked_for and assigned_len > num_kv_tokens:
+        raise NeverFitsError(
+            num_blocks_needed=-(-assigned_len // block_size), num_blocks=num_kv_blocks
+        )
+    return min(assigned_len, num_kv_tokens)
+
+
+def _check_options(options: CoordinatorOptions, config: ModelConfig) -> None:
+    asked, most = options.max_model_len, config.max_position_embeddings
+    if asked is not None and not 2 <= asked <= most:
+        problem = f"is {asked}; this model takes 2 to {most} tokens"
+        raise InvalidRequestError(field="--max-model-len", problem=problem)
+    if len(options.tp_sizes) != options.pp:
+        raise RankCountError(ranks=options.tp, num_stages=options.pp)
+    check_tp_size(config, max(options.tp_sizes))
+
+
+def _check_kv_memory(assignments: Sequence[Assignment], config: ModelConfig) -> None:
+    """Refuses now what each worker would refuse once it has loaded its part: not one block fits.
+
+    Where a dtype is not settled yet, it goes by the smallest numbers.
+    """
+    for part in assignments:
+        num_heads = -(-config.num_kv_heads // part.tp_size)
+        token_bytes = 2 * part.num_layers * num_heads * config.head_dim * _bytes_of(part.dtype)
+        if 0 < part.kv_memory_bytes < token_bytes * part.block_size:
+            problem = (
+                f"{part.kv_memory_bytes:,} bytes do not hold one KV block of stage {part.stage}, "
+                f"whose {part.block_size} tokens take {token_bytes * part.block_size:,}; give more"
+            )
+            raise InvalidRequestError(field="--kv-memory", problem=problem)
+
+
+def _bytes_of(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
+
+
+def _path_for_workers(model: str) -> str:
+    """A path of this machine means the same in a worker's own working directory."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if model != BUNDLED_MODEL and path.exists() else model

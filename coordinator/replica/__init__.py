@@ -1,0 +1,1 @@
+"""The life cycle of one replica: workers, loading, epoch, canary, serving, failure."""

@@ -1,0 +1,153 @@
+"""Owns how a replica comes up: weights onto every worker, limits from what they report, the epoch.
+
+Each function is one move of `replica.py`, which decides when it is made and what a failure means.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from coordinator.membership.assignment import Assignment, LoadReport
+from coordinator.membership.worker_record import Member
+from coordinator.options import CoordinatorOptions
+from coordinator.planning.replica_layout import served_len
+from coordinator.stage_client.stage_client import EpochPlace, EpochPlan, StageLink
+from coordinator.telemetry.telemetry import ReplicaTelemetry
+from runtime.errors import FingerprintMismatchError, WorkerRefusedError
+from runtime.host.logs import get_logger
+from runtime.protocol.backends import BACKEND_DEVICES
+from scheduler import SchedulerLimits, guess_costs
+
+_log = get_logger()
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# The ranks of one stage, by rank; a replica is a tuple of them, by stage.
+Ranks = tuple[StageLink, ...]
+
+
+def check_devices(
+    backend: str, assignments: Sequence[Assignment], members: Sequence[Member]
+) -> None:
+    """Raises `WorkerRefusedError` where the ranks of a stage could not exchange what they compute.
+
+    Each worker would find that out by itself, but only once its weights are loaded.
+    """
+    rank_0_kinds = {
+        part.stage: member.identity.device_kind
+        for part, member in zip(assignments, members, strict=True)
+        if part.rank == 0
+    }
+    for part, member in zip(assignments, members, strict=True):
+        kind = member.identity.device_kind
+        needed = BACKEND_DEVICES.get(backend, rank_0_kinds[part.stage])
+        # Others than these, as those of paced workers, exchange nothing.
+        if part.tp_size == 1 or kind == needed or kind not in BACKEND_DEVICES.values():
+            continue
+        ranks = f"the ranks of stage {part.stage}"
+        if backend in BACKEND_DEVICES:
+            problem = f"--backend {backend} needs {needed} devices for {ranks}"
+            remedy = f"leave --backend at auto, or give the stage workers on {needed}"
+        else:
+            problem = f"{ranks} need devices of one kind, rank 0 has {needed}"
+            remedy = "give the stage workers of one kind"
+        reason = f"{problem}, and this worker's is {kind}; {remedy}"
+        raise WorkerRefusedError(worker=member.name, reason=reason)
+
+
+async def load_parts(
+    links: Sequence[StageLink], assignments: Sequence[Assignment], telemetry: ReplicaTelemetry
+) -> list[LoadReport]:
+    """Has every worker load its part, but for those that hold it; all at the same time."""
+    telemetry.start_loading()
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(_load_part(link, assignment, telemetry))
+            for link, assignment in zip(links, assignments, strict=True)
+        ]
+    return [task.result() for task in running]
+
+
+async def _load_part(
+    link: StageLink, assignment: Assignment, telemetry: ReplicaTelemetry
+) -> LoadReport:
+    progress = telemetry.loading[assignment.stage][assignment.rank]
+    # Asked, not remembered: only the worker knows what it holds.
+    report = await link.held_report(assignment)
+    is_kept = report is not None
+    if report is None:
+        link.member.held = None
+        report = await link.load(assignment, progress.update)
+    if report.weights_fingerprint != assignment.weights_fingerprint:
+        mismatch = FingerprintMismatchError(
+            expected=assignment.weights_fingerprint, actual=report.weights_fingerprint
+        )
+        raise WorkerRefusedError(worker=link.member.name, reason=str(mismatch))
+    link.member.held = assignment
+    _log.info(
+        "part_kept" if is_kept else "part_loaded",
+        worker=link.member.name,
+        replica=assignment.replica,
+        stage=assignment.stage,
+        rank=assignment.rank,
+        seconds=round(report.load_seconds, 3),
+    )
+    progress.finish(report)
+    return report
+
+
+def make_limits(
+    options: CoordinatorOptions,
+    assignments: Sequence[Assignment],
+    reports: Sequence[LoadReport],
+    device_kinds: Sequence[str],
+) -> SchedulerLimits:
+    """What the replica can hold: as many blocks as its smallest rank; and what it may cost.
+
+    `reports` and `device_kinds` are in the order of `assignments`.
+
+    Raises `NeverFitsError` if that is less than the sequence length that was asked for.
+    """
+    num_blocks = min(report.num_kv_blocks for report in reports)
+    asked = options.max_model_len is not None
+    return SchedulerLimits(
+        num_blocks=num_blocks,
+        block_size=options.block_size,
+        max_sequences=options.max_sequences,
+        max_step_tokens=options.max_step_tokens,
+        max_model_len=served_len(
+            assignments[0].max_model_len, asked, num_blocks, options.block_size
+        ),
+        num_steps_in_flight=options.steps_in_flight,
+        max_waiting=options.max_waiting,
+        prefix_caching=options.prefix_cache,
+        guessed_costs=tuple(
+            guess_costs(
+                kind, report.weights_bytes, _DTYPE_BYTES[assignment.dtype], assignment.num_layers
+            )
+            for assignment, report, kind in zip(assignments, reports, device_kinds, strict=True)
+            if assignment.rank == 0  # the other ranks of a stage do as much, at the same time
+        ),
+    )
+
+
+def by_stage(links: Sequence[StageLink], assignments: Sequence[Assignment]) -> tuple[Ranks, ...]:
+    """The links grouped by the stage that their workers run."""
+    stages: dict[int, list[StageLink]] = {}
+    for link, assignment in zip(links, assignments, strict=True):
+        stages.setdefault(assignment.stage, []).append(link)
+    return tuple(tuple(ranks) for ranks in stages.values())
+
+
+async def open_epoch(stages: Sequence[Ranks], plan: EpochPlan) -> None:
+    """Opens the epoch on all ranks, the last stage first: whoever dials the next finds it open.
+
+    The ranks of one stage meet each other while it opens, so all of them are asked at once.
+    """
+    for stage in reversed(range(len(stages))):
+        following = stages[stage + 1] if stage + 1 < len(stages) else ()
+        addresses = tuple(link.member.identity.address for link in following)
+        num_senders = len(stages[stage - 1]) if stage else 1
+        async with asyncio.TaskGroup() as tasks:
+            for rank, link in enumerate(stages[stage]):
+                place = EpochPlace(stage, rank, addresses, num_senders)
+                tasks.create_task(link.open_epoch(plan, place))

@@ -1,0 +1,71 @@
+"""Owns what the end of an epoch is held against: workers, the link between two, or nobody.
+
+What is held against whom is remembered by `membership.py`, and heeded by `places.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from coordinator.membership.membership import Membership
+from coordinator.membership.worker_record import Member
+from coordinator.stage_client.root_cause import is_echo
+from runtime.errors import (
+    LinkBrokenError,
+    StageFailedError,
+    StagemeshError,
+    WorkerDiedError,
+    WorkerFailedError,
+    WorkerRefusedError,
+)
+from runtime.host.logs import get_logger
+
+_log = get_logger()
+
+_NAMES_WORKER: Final = (WorkerDiedError, WorkerFailedError, WorkerRefusedError)
+
+
+def judge(
+    cause: StagemeshError,
+    members: Sequence[Member],
+    membership: Membership,
+    now: float,
+    *,
+    was_serving: bool,
+) -> list[Member]:
+    """Holds an end that was not planned against whom it speaks; who is guilty by now.
+
+    While requests run, a stage's failure may be a request's fault, so it is only noted. A link that
+    broke then is tried again: most come back by themselves.
+    """
+    if was_serving and isinstance(cause, StageFailedError) and not is_echo(cause):
+        failed = [member for member in members if member.name in cause.workers]
+        membership.standing.note_failure(failed, now)
+        for member in failed:
+            if member.gives_way:
+                _log.warning("worker_gives_way", worker=member.name, cause=str(cause))
+    if isinstance(cause, LinkBrokenError):
+        if was_serving:
+            return []
+        by_name = {member.name: member.identity.worker_id for member in members}
+        membership.standing.blame_link((by_name[cause.worker], by_name[cause.peer]), now)
+    return membership.standing.blame(_suspects(cause, members, was_serving=was_serving), now)
+
+
+def _suspects(
+    cause: StagemeshError, members: Sequence[Member], *, was_serving: bool
+) -> Sequence[Member]:
+    """One of these is to blame, or nobody.
+
+    Those that the cause names. Where it names nobody, and the epoch did not come to serve, those
+    that never have, else all of them; while requests run, it may be a request's fault. A stage that
+    fails may have been sent nonsense, or fail by itself although it has served: its ranks are among
+    the suspects.
+    """
+    if isinstance(cause, _NAMES_WORKER):
+        return [member for member in members if member.name == cause.worker]
+    if isinstance(cause, LinkBrokenError):
+        return [member for member in members if member.name in (cause.worker, cause.peer)]
+    if was_serving:
+        return []
+    failed = cause.workers if isinstance(cause, StageFailedError) and not is_echo(cause) else ()
+    return [each for each in members if not each.has_served or each.name in failed] or members

@@ -1,0 +1,1 @@
+"""The types of a request and the rules that it must meet."""

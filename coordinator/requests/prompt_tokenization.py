@@ -1,0 +1,54 @@
+"""Owns tokenizing and detokenizing for clients who want nothing generated; every door calls it."""
+
+import asyncio
+from collections.abc import Sequence
+
+from coordinator.requests.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from coordinator.requests.validation import check_token_ids
+from coordinator.tokenization.model_info import ServedModel
+from runtime.errors import PromptTooLongError
+
+# Fewer are turned into text on the event loop, in a millisecond or two.
+_INLINE_TOKENS = 2_000
+
+
+async def token_ids(
+    prompt: Prompt, model: ServedModel, max_tokens: int | None = None
+) -> tuple[int, ...]:
+    """The prompt as the model reads it; empty for no prompt at all.
+
+    Raises `PromptTooLongError` for a text that cannot have as few as `max_tokens`, before it is
+    tokenized; whoever gives it still has to count.
+    """
+    if isinstance(prompt, TokenPrompt):
+        return prompt.token_ids
+    fewest = _fewest_tokens(prompt, model)
+    if max_tokens is not None and fewest > max_tokens:
+        raise PromptTooLongError(num_tokens=fewest, max_tokens=max_tokens, is_minimum=True)
+    if isinstance(prompt, TextPrompt) and prompt.text:
+        return await model.tokenizer.encode_async(prompt.text)
+    if isinstance(prompt, ChatPrompt):
+        return await model.tokenizer.encode_chat_async(
+            prompt.messages,
+            add_generation_prompt=prompt.opens_answer,
+            continue_final_message=prompt.continue_final_message,
+        )
+    return ()
+
+
+def _fewest_tokens(prompt: TextPrompt | ChatPrompt | None, model: ServedModel) -> int:
+    """Of a conversation, each message has at least the one that begins or ends it."""
+    if isinstance(prompt, TextPrompt):
+        return model.tokenizer.fewest_tokens(len(prompt.text))
+    if isinstance(prompt, ChatPrompt):
+        num_characters = sum(len(message.content) for message in prompt.messages)
+        return max(len(prompt.messages), model.tokenizer.fewest_tokens(num_characters))
+    return 0
+
+
+async def detokenize(ids: Sequence[int], model: ServedModel) -> str:
+    """The text of token ids, special ones left out; raises `TokenOutOfVocabularyError`."""
+    check_token_ids(ids, model.config.vocab_size)
+    if len(ids) <= _INLINE_TOKENS:
+        return model.tokenizer.decode(ids)
+    return await asyncio.to_thread(model.tokenizer.decode, ids)

@@ -1,0 +1,1 @@
+"""API keys, rate limits, authentication, and which addresses may be listened on."""

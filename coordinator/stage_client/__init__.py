@@ -1,0 +1,1 @@
+"""Calls to one worker, and the streams of one epoch."""

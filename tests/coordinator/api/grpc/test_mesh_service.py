@@ -1,0 +1,171 @@
+"""Join streams: who is let in, and how the end of one is noticed."""
+
+import grpc
+import grpc.aio
+import pytest
+
+from coordinator.membership.membership import Membership
+from protos import mesh_pb2, stage_pb2
+from runtime.host.devices import DeviceUsage
+from runtime.protocol.step import RankActivity
+from runtime.version import PROTOCOL_VERSION
+from tests.coordinator.mesh_server import mesh_server, workers
+
+
+async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        message = await worker.join_mesh(address)
+        assert message.welcome.coordinator_id == "c1"
+        assert message.welcome.heartbeat_seconds == pytest.approx(0.02)
+        (member,) = await membership.take(0, lambda free: tuple(free) or None)
+        assert member.identity.worker_id == "a"
+        assert worker.join is not None
+        second = await worker.join.read()
+        assert isinstance(second, mesh_pb2.CoordinatorMessage)
+        assert second.HasField("heartbeat")
+
+
+async def test_join_hello_tells_what_the_device_computes_fast() -> None:
+    membership = Membership(4)
+    dtypes = [stage_pb2.DTYPE_FLOAT32, stage_pb2.DTYPE_BFLOAT16]
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address, device=mesh_pb2.Device(kind="cpu", dtypes=dtypes))
+        assert membership.members[0].identity.dtypes == ("float32", "bfloat16")
+
+
+async def test_join_other_protocol_version_is_refused_naming_both() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        message = await worker.join_mesh(address, protocol_version=PROTOCOL_VERSION + 1)
+        assert str(PROTOCOL_VERSION) in message.refusal.reason
+        assert str(PROTOCOL_VERSION + 1) in message.refusal.reason
+        assert membership.members == ()
+
+
+async def test_join_worker_id_of_another_address_is_refused() -> None:
+    async with mesh_server(Membership(4)) as (address, _), workers("a", "a") as [first, second]:
+        await first.join_mesh(address)
+        message = await second.join_mesh(address)
+        assert "in the mesh already" in message.refusal.reason
+        assert first.address in message.refusal.reason
+
+
+async def test_join_address_of_another_node_is_refused() -> None:
+    async with mesh_server(Membership(4)) as (address, _), workers("a", "b") as [first, second]:
+        await first.join_mesh(address)
+        message = await second.join_mesh(address, node="elsewhere", address=first.address)
+        assert "node here" in message.refusal.reason
+
+
+async def test_join_again_before_the_end_was_noticed_replaces_the_former() -> None:
+    """Case 24 (parallax#166): a quick rejoin is not counted twice."""
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        await first.join_mesh(address)
+        (former,) = membership.members
+        first.stage.worker_id = "b"  # who answers there now
+        await second.join_mesh(address, address=first.address)
+        assert former.gone_reason == "it joined anew"
+        assert [member.identity.worker_id for member in membership.members] == ["b"]
+
+
+async def test_join_mesh_full_is_refused() -> None:
+    async with mesh_server(Membership(1)) as (address, _), workers("a", "b") as [first, second]:
+        await first.join_mesh(address)
+        assert "its 1 workers" in (await second.join_mesh(address)).refusal.reason
+
+
+async def test_join_again_to_a_full_mesh_replaces_the_former() -> None:
+    membership = Membership(1)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        await first.join_mesh(address)
+        first.stage.worker_id = "b"
+        message = await second.join_mesh(address, address=first.address)
+        assert message.HasField("welcome")
+        assert [member.identity.worker_id for member in membership.members] == ["b"]
+
+
+async def test_join_worker_is_put_out_is_told_why() -> None:
+    membership = Membership(1)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        membership.leave(membership.members[0], "its files differ")
+        assert worker.join is not None
+        assert await worker.join.code() is grpc.StatusCode.UNAVAILABLE
+        assert await worker.join.details() == "out of the mesh: its files differ"
+
+
+async def test_join_stream_breaks_worker_is_gone_with_a_reason() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        (member,) = membership.members
+        await worker.kill()
+        await member.gone.wait()
+        assert member.gone_reason == "its Join stream ended"
+        assert membership.members == ()
+
+
+async def test_join_worker_falls_silent_is_gone_after_the_timeout() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership, timeout_seconds=0.1) as (address, _), workers("a") as [w]:
+        await w.join_mesh(address)
+        (member,) = membership.members
+        await member.gone.wait()
+        assert member.gone_reason == "no heartbeat within 0.1 s"
+
+
+async def test_join_heartbeats_keep_a_worker_in() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership, 0.1, 1.0) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        assert worker.join is not None
+        for _ in range(20):  # each answer takes a heartbeat's time: 2 s in all
+            await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat()))
+            await worker.join.read()
+        assert len(membership.members) == 1
+
+
+async def test_join_coordinator_closes_ends_every_stream() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, service), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        (member,) = membership.members
+        service.close()
+        await member.gone.wait()
+        assert member.gone_reason == "the coordinator stops"
+
+
+async def test_heartbeat_tells_the_load_of_the_device() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        assert worker.join is not None
+        assert membership.members[0].usage is None
+        usage = mesh_pb2.DeviceUsage(utilization=0.5, memory_used_bytes=7)
+        await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat(usage=usage)))
+        while (told := membership.members[0].usage) is None:
+            await worker.join.read()
+        assert told == DeviceUsage(utilization=0.5, memory_used_bytes=7)
+
+
+async def test_heartbeat_tells_what_the_rank_did_and_in_which_epoch() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        await worker.join_mesh(address)
+        assert worker.join is not None
+        activity = mesh_pb2.RankActivity(
+            epoch=stage_pb2.EpochId(coordinator_id="c1", counter=3),
+            num_steps=7,
+            compute_seconds=2.0,
+            wait_seconds=0.5,
+            num_bytes_sent=90,
+        )
+        heartbeat = mesh_pb2.Heartbeat(activity=activity)
+        await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=heartbeat))
+        member = membership.members[0]
+        while member.activity is None:
+            await worker.join.read()
+        assert member.activity == RankActivity(7, 2.0, 0.5, 90)
+        assert member.active_epoch == ("c1", 3)

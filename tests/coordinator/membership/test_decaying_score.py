@@ -1,0 +1,57 @@
+"""How what is held against a worker passes with time."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from coordinator.membership.decaying_score import HALVING_SECONDS, Blames
+from coordinator.membership.membership import Membership
+from coordinator.membership.worker_record import Member, WorkerIdentity
+from runtime.version import PROTOCOL_VERSION
+
+WORKER = WorkerIdentity(PROTOCOL_VERSION, "build", "a", "here", "127.0.0.1:1", "cpu", "cpu", 1, 1)
+
+
+def test_blame_halves_with_each_time_that_nothing_is_added_and_ends() -> None:
+    blames: Blames[str] = Blames(max_names=4)
+    blames.add("a", Fraction(1), now=100.0)
+    assert not blames.halve(100.0 + HALVING_SECONDS - 1.0)
+    assert blames.of("a") == 1
+    assert blames.halve(100.0 + HALVING_SECONDS)
+    assert blames.of("a") == Fraction(1, 2)
+    assert not blames.halve(100.0 + 1.5 * HALVING_SECONDS)
+    assert blames.add("a", Fraction(1), now=100.0 + 1.5 * HALVING_SECONDS) == Fraction(3, 2)
+    assert not blames.halve(100.0 + 2 * HALVING_SECONDS)
+    assert blames.halve(100.0 + 3.5 * HALVING_SECONDS)
+    assert blames.of("a") == Fraction(3, 8)
+    blames.halve(100.0 + 1e9 * HALVING_SECONDS)
+    assert blames.of("a") == 0
+
+
+def test_blames_of_more_workers_than_there_may_be_forget_the_oldest() -> None:
+    blames: Blames[str] = Blames(max_names=2)
+    for name in ("a", "b", "a", "c"):
+        blames.add(name, Fraction(1), now=0.0)
+    assert [blames.of(name) for name in "abc"] == [2, 0, 1]
+
+
+async def test_worker_whose_blame_has_passed_is_taken_by_who_waits() -> None:
+    membership = Membership(max_workers=2)
+    (spoiler,) = membership.standing.blame([membership.join(WORKER)], now=0.0)
+
+    def innocent(free: Sequence[Member]) -> tuple[Member, ...] | None:
+        return tuple(member for member in free if not member.is_guilty) or None
+
+    taking = asyncio.create_task(membership.take(0, innocent))
+    await asyncio.sleep(0)
+    membership.forgive(HALVING_SECONDS)
+    assert await taking == (spoiler,)
+
+
+def test_worker_that_comes_back_is_blamed_for_what_has_not_passed_meanwhile() -> None:
+    membership = Membership(max_workers=2)
+    (spoiler,) = membership.standing.blame([membership.join(WORKER)], now=0.0)
+    membership.leave(spoiler, "it was put out")
+    membership.forgive(HALVING_SECONDS)
+    assert membership.join(replace(WORKER, pid=2)).blame == Fraction(1, 2)

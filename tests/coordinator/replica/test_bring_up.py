@@ -1,0 +1,95 @@
+"""What an epoch's limits are made of."""
+
+import pytest
+
+from coordinator.membership.assignment import Assignment, LoadReport
+from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.options import CoordinatorOptions
+from coordinator.replica.bring_up import check_devices, make_limits
+from runtime.errors import WorkerRefusedError
+from scheduler import guess_costs
+
+
+def make_assignment(stage: int, rank: int) -> Assignment:
+    return Assignment(
+        replica=0,
+        stage=stage,
+        num_stages=2,
+        rank=rank,
+        tp_size=2,
+        first_layer=4 * stage,
+        num_layers=4,
+        model="m",
+        weights_fingerprint="f",
+        dtype="bfloat16",
+        block_size=16,
+        max_model_len=256,
+        kv_memory_bytes=0,
+    )
+
+
+def make_report(num_kv_blocks: int, weights_bytes: int) -> LoadReport:
+    return LoadReport(num_kv_blocks, weights_bytes, 0, 1.0, "f")
+
+
+def test_limits_take_the_smallest_rank_and_guess_each_stage_by_its_device() -> None:
+    assignments = [make_assignment(stage, rank) for stage in (0, 1) for rank in (0, 1)]
+    reports = [make_report(blocks, 10**9 * blocks) for blocks in (40, 50, 30, 60)]
+    limits = make_limits(
+        CoordinatorOptions(model="m"), assignments, reports, ["cuda", "cuda", "cpu", "cpu"]
+    )
+    assert limits.num_blocks == 30
+    assert limits.guessed_costs == (
+        guess_costs("cuda", 40 * 10**9, bytes_per_weight=2, num_layers=4),
+        guess_costs("cpu", 30 * 10**9, bytes_per_weight=2, num_layers=4),
+    )
+
+
+def make_members(*kinds: str) -> list[Member]:
+    """One for each rank of two stages of two."""
+    return [
+        Member(WorkerIdentity(1, "b", f"w{index}", "n", f"host:{index}", kind, "", 0, 0))
+        for index, kind in enumerate(kinds)
+    ]
+
+
+PARTS = [make_assignment(stage, rank) for stage in (0, 1) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kinds", "told"),
+    [
+        (
+            "nccl",
+            ("cuda", "cuda", "cpu", "cpu"),
+            "worker host:2 refused: --backend nccl needs cuda devices for the ranks of stage 1, "
+            "and this worker's is cpu; leave --backend at auto, or give the stage workers on cuda",
+        ),
+        ("shm", ("cuda", "cuda", "cpu", "cpu"), "--backend shm needs cpu devices"),
+        ("gloo", ("cpu", "cuda", "cpu", "cpu"), "worker host:1 refused: --backend gloo needs cpu"),
+        (
+            "auto",
+            ("cuda", "cpu", "cpu", "cpu"),
+            "the ranks of stage 0 need devices of one kind, rank 0 has cuda, and this worker's",
+        ),
+    ],
+)
+def test_check_devices_that_a_backend_does_not_serve_names_both(
+    backend: str, kinds: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(WorkerRefusedError) as caught:
+        check_devices(backend, PARTS, make_members(*kinds))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kinds"),
+    [
+        ("auto", ("cuda", "cuda", "cpu", "cpu")),
+        ("nccl", ("cuda", "cuda", "cuda", "cuda")),
+        ("gloo", ("cpu", "cpu", "cpu", "cpu")),
+        ("auto", ("paced", "paced", "paced", "paced")),
+    ],
+)
+def test_check_devices_that_fit_raises_nothing(backend: str, kinds: tuple[str, ...]) -> None:
+    check_devices(backend, PARTS, make_members(*kinds))

@@ -1,0 +1,84 @@
+"""How often a replica is tried again, and how long it pauses."""
+
+import pytest
+
+from coordinator.replica.retry_policy import Patience
+from runtime.errors import (
+    CanaryMismatchError,
+    EpochEndedError,
+    StagemeshError,
+    WorkerDiedError,
+    WorkerFailedError,
+    WorkerRefusedError,
+)
+
+REFUSED = WorkerRefusedError(worker="w", reason="its files differ")
+FAILED = WorkerFailedError(worker="w", reason="internal error")
+DIED = WorkerDiedError(worker="w", detail="killed")
+ENDED = EpochEndedError(cause="position", detail="the same each time")
+
+
+def failures_until_over(
+    patience: Patience, cause: StagemeshError, most: int = 20, *, has_served: bool = False
+) -> int:
+    """How many failures in a row it takes; `most` if none of them is the last."""
+    for number in range(1, most):
+        patience.count(cause, has_just_served=False)
+        if patience.is_over(cause, has_served=has_served):
+            return number
+    return most
+
+
+@pytest.mark.parametrize(
+    ("cause", "number"),
+    [
+        (REFUSED, 1),
+        (CanaryMismatchError(worst=1.0, tolerance=0.1), 1),
+        (FAILED, 5),
+        (ENDED, 5),
+        (DIED, 20),
+    ],
+)
+def test_patience_before_the_first_service_ends(cause: StagemeshError, number: int) -> None:
+    assert failures_until_over(Patience(0.1, 1.0), cause) == number
+
+
+@pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED, DIED])
+def test_patience_after_the_first_service_never_ends(cause: StagemeshError) -> None:
+    patience = Patience(0.1, 1.0)
+    patience.count(DIED, has_just_served=True)
+    assert failures_until_over(patience, cause, has_served=True) == 20
+
+
+@pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED])
+def test_patience_with_workers_that_spoiled_nothing_goes_on(cause: StagemeshError) -> None:
+    patience = Patience(0.1, 1.0)
+    for _ in range(20):
+        patience.count(cause, has_just_served=False)
+        assert not patience.is_over(cause, has_served=False, has_others=True)
+    assert patience.is_over(cause, has_served=False, has_others=False)
+
+
+def test_patience_with_workers_that_fail_in_turn_ends() -> None:
+    patience = Patience(0.1, 1.0)
+    causes = [WorkerFailedError(worker=f"w{n}", reason=f"{n} bytes short") for n in range(5)]
+    for cause in causes:
+        assert not patience.is_over(cause, has_served=False)
+        patience.count(cause, has_just_served=False)
+    assert patience.is_over(causes[-1], has_served=False)
+
+
+def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None:
+    patience = Patience(0.1, 0.5)
+    pauses = []
+    for has_just_served in (True, False, False, False, True):
+        patience.count(DIED, has_just_served=has_just_served)
+        pauses.append(patience.pause_seconds)
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.1])
+
+
+def test_patience_pause_after_thousands_of_failures_is_the_longest() -> None:
+    patience = Patience(0.1, 5.0)
+    for _ in range(2000):
+        patience.count(DIED, has_just_served=False)
+    assert patience.pause_seconds == 5.0

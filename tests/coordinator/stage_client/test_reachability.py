@@ -1,0 +1,125 @@
+"""Which workers are asked for where they say that they answer, and what a silent one is told."""
+
+import asyncio
+import socket
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from structlog.testing import capture_logs
+
+from coordinator.membership.membership import Membership
+from coordinator.stage_client import reachability
+from runtime.rpc.tls import Reach
+from runtime.version import PROTOCOL_VERSION
+from stagemesh.ports import reserve
+from tests.coordinator.mesh_server import mesh_server, workers
+
+
+async def test_join_from_where_it_cannot_be_reached_is_told_so_at_once() -> None:
+    """Case 27 (vllm#27823): a closed port or a wrong interface is named, not waited for."""
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        free = reserve("127.0.0.1:0")
+        with pytest.raises(grpc.aio.AioRpcError, match="Connection refused") as caught:
+            await worker.join_mesh(address, address=free)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert f"cannot reach this worker at {free}: " in (caught.value.details() or "")
+        assert "give --advertise, or else --listen" in (caught.value.details() or "")
+        assert membership.members == ()
+
+
+async def test_join_from_where_nothing_passes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 27 (vllm#27823): a port that takes connections is not yet a worker that answers."""
+    monkeypatch.setattr(reachability, "STATUS_SECONDS", 0.2)
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a") as [worker]:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            stalled = f"127.0.0.1:{silent.getsockname()[1]}"
+            with pytest.raises(grpc.aio.AioRpcError, match="no answer within"):
+                await worker.join_mesh(address, address=stalled)
+        assert membership.members == ()
+
+
+async def test_join_where_another_worker_answers_is_told_who() -> None:
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        with pytest.raises(grpc.aio.AioRpcError, match="another worker, a, answers there"):
+            await second.join_mesh(address, address=first.address)
+        assert membership.members == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reach", "says"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, Reach(is_insecure=True), "protocol version"),
+        ({"node": "n" * 300}, Reach(is_insecure=True), "longer than 256"),
+        ({"address": "192.0.2.1:1"}, Reach(), "stays on loopback"),
+        ({"address": "some.host:1"}, Reach(), "stays on loopback"),
+        ({"address": "0.0.0.0:1"}, Reach(), "--advertise"),
+        ({"address": "[::]:1"}, Reach(is_insecure=True), "--advertise"),
+    ],
+    ids=["version", "identity", "address", "name", "any", "any IPv6"],
+)
+async def test_join_of_a_worker_that_may_not_join_dials_nobody(
+    changes: dict[str, Any], reach: Reach, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 25 (CVE-2025-47277): what a stranger says has this machine connect to nothing."""
+    dialled: list[str] = []
+    monkeypatch.setattr(reachability, "dial", lambda address, tls: dialled.append(address))
+    membership = Membership(4)
+    async with (
+        mesh_server(membership, reach=reach) as (address, _),
+        workers("a") as [worker],
+    ):
+        message = await worker.join_mesh(address, **changes)
+        assert says in message.refusal.reason
+    assert dialled == []
+    assert membership.members == ()
+
+
+async def test_join_with_an_endless_address_fills_no_log() -> None:
+    """Case 25 (CVE-2025-47277): a stranger's hello may be megabytes, its line in the log not."""
+    async with mesh_server(Membership(4)) as (address, _), workers("a") as [worker]:
+        with capture_logs() as logs:
+            message = await worker.join_mesh(address, address="a" * 100_000 + ":5")
+    assert "longer than 256" in message.refusal.reason
+    [refused] = [log for log in logs if log["event"] == "worker_refused"]
+    assert len(str(refused)) < 1_000
+
+
+async def test_join_more_at_once_than_are_asked_waits_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "MAX_AT_ONCE", 1)
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        first.stage.behaviour.answering.clear()
+        joining = asyncio.create_task(first.join_mesh(address))
+        await first.stage.asked.wait()
+        waiting = asyncio.create_task(second.join_mesh(address))
+        first.stage.behaviour.answering.set()
+        messages = await asyncio.gather(joining, waiting)
+        assert all(message.HasField("welcome") for message in messages)
+        assert [member.identity.worker_id for member in membership.members] == ["a", "b"]
+
+
+async def test_join_whose_turn_does_not_come_may_ask_again_and_nobody_dials_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers that say hello over and over keep no more than so many channels open."""
+    monkeypatch.setattr(reachability, "MAX_AT_ONCE", 1)
+    monkeypatch.setattr(reachability, "TURN_SECONDS", 0.05)
+    membership = Membership(4)
+    async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
+        first.stage.behaviour.answering.clear()
+        joining = asyncio.create_task(first.join_mesh(address))
+        await first.stage.asked.wait()
+        with pytest.raises(grpc.aio.AioRpcError, match="too many workers join") as caught:
+            await second.join_mesh(address)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not second.stage.asked.is_set()
+        first.stage.behaviour.answering.set()
+        assert (await joining).HasField("welcome")
+        assert (await second.join_mesh(address)).HasField("welcome")
