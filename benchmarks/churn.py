@@ -22,7 +22,7 @@ from stagemesh import AsyncClient, MeshState
 from stagemesh.bench.callers import CALL_ERRORS, Caller, DoorAddress, connect
 from stagemesh.bench.outcome import Outcome
 from stagemesh.bench.workload import Ask
-from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
+from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOptions
 
 _LAG = "stagemesh_event_loop_lag_seconds"
 _TIMEOUT_SECONDS = 120.0

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from runtime.errors import StagemeshError
-from stagemesh.cli.option_types import check_new_file
-from stagemesh.rpc_error import StagemeshRpcError
+from stagemesh.cli.options.option_types import check_new_file
+from stagemesh.client.rpc_error import StagemeshRpcError
 
 T = TypeVar("T")
 

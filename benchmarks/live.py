@@ -33,8 +33,8 @@ from simulator.pacing import read_pace
 from simulator.scenarios import make_scenarios
 from simulator.traces import Trace, fit
 from stagemesh import AsyncClient
-from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
-from stagemesh.render import compact_table, output_console
+from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOptions
+from stagemesh.display.render import compact_table, output_console
 
 if TYPE_CHECKING:
     from benchmarks.reference import BatchRun

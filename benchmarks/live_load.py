@@ -14,8 +14,8 @@ from simulator.pipeline import LinkSpec, PipelineSpec, layer_shares
 from simulator.replay import Replay, ReplayOptions, RunResult
 from simulator.traces import Trace, TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, MeshState, TokenIds
-from stagemesh.cli.launching import MeshOptions, coordinator_options
-from stagemesh.cli.options import BatchingOptions, PlanOptions
+from stagemesh.cli.options.common import BatchingOptions, PlanOptions
+from stagemesh.cli.options.launching import MeshOptions, coordinator_options
 
 HOP_SECONDS = 0.0007
 """One hop between two processes of this machine, as `benchmarks.hop` measures small steps."""

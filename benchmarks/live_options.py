@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.command import above_zero, checked, threads, whole
 from scheduler import POLICY_NAMES, PolicyName
-from stagemesh.values import parse_layers
+from stagemesh.units import parse_layers
 
 PACED = Path(__file__).parent / "paced"
 LAYERS = (8, 8, 7, 7)

@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from stagemesh import AsyncClient
-from stagemesh.cli.launching import MeshOptions, make_launch_plan
-from stagemesh.cli.options import (
+from stagemesh.cli.options.common import (
     AddressOptions,
     BatchingOptions,
     DeviceOptions,
     LogOptions,
     PlanOptions,
 )
-from stagemesh.launcher import LaunchPlan, local_mesh
+from stagemesh.cli.options.launching import MeshOptions, make_launch_plan
+from stagemesh.launcher.launcher import LaunchPlan, local_mesh
 
 UNCACHED: Final = BatchingOptions(prefix_cache="off")
 """Every prompt is computed whole: runs repeat them, and the other side has no cache either."""

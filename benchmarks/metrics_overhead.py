@@ -23,8 +23,8 @@ from runtime.metrics.declarations import CoordinatorMetrics
 from runtime.protocol.step import SendTiming, SequenceChunk, StageTiming, Step
 from scheduler import StageRecord
 from stagemesh import AsyncClient
-from stagemesh.cli.options import BatchingOptions, DeviceOptions, PlanOptions
-from stagemesh.render import compact_table, output_console
+from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOptions
+from stagemesh.display.render import compact_table, output_console
 
 SCRAPE_SECONDS = 5.0
 """As deploy/prometheus.yml has it."""

@@ -25,10 +25,10 @@ from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import BatchRun
 from benchmarks.serving import identical, infer_batch, summarize
 from stagemesh import AsyncClient
-from stagemesh.cli.options import DeviceOptions, PlanOptions
-from stagemesh.render import compact_table, output_console
-from stagemesh.stage_state import StageState
-from stagemesh.values import format_size, parse_ranks
+from stagemesh.cli.options.common import DeviceOptions, PlanOptions
+from stagemesh.client.stage_state import StageState
+from stagemesh.display.render import compact_table, output_console
+from stagemesh.units import format_size, parse_ranks
 
 COLUMNS = (
     *("batch", "overlap", "output tok/s", "TTFT s", "TPOT ms"),

@@ -21,8 +21,8 @@ from benchmarks.reference import TransformersProcess
 from benchmarks.serving import identical, in_turns, infer_batch, summarize, workload
 from runtime.checkpoints.model_store import resolve_model
 from stagemesh import AsyncClient
-from stagemesh.cli.options import DeviceOptions, PlanOptions
-from stagemesh.render import compact_table, output_console
+from stagemesh.cli.options.common import DeviceOptions, PlanOptions
+from stagemesh.display.render import compact_table, output_console
 
 COLUMNS = (
     "tp",

@@ -30,7 +30,7 @@ from scheduler import POLICY_NAMES
 from scheduler.policies import MultiplicativeOptions, PolicyName, ThrottleOptions
 from simulator.compare import Contender, contender, good_share, goodput
 from simulator.scenarios import Scenario, make_scenarios
-from stagemesh.render import compact_table, output_console
+from stagemesh.display.render import compact_table, output_console
 
 TUNING_SEED = 1000
 BEYOND = 1.1

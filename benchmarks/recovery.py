@@ -19,16 +19,16 @@ from benchmarks import command
 from benchmarks.command import whole
 from runtime.host.logs import configure_logging
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
-from stagemesh.cli.launching import MeshOptions, make_launch_plan
-from stagemesh.cli.options import (
+from stagemesh.cli.options.common import (
     AddressOptions,
     DeviceOptions,
     LogOptions,
     PlanOptions,
 )
-from stagemesh.fleet import RestartPolicy
-from stagemesh.launcher import local_mesh
-from stagemesh.state import MeshState
+from stagemesh.cli.options.launching import MeshOptions, make_launch_plan
+from stagemesh.client.state import MeshState
+from stagemesh.launcher.launcher import local_mesh
+from stagemesh.launcher.worker_supervisor import RestartPolicy
 
 _BEGUN_TOKENS = 8
 

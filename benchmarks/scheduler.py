@@ -32,7 +32,7 @@ from scheduler import (
     make_policy,
 )
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions, PolicyName
-from stagemesh.render import compact_table, output_console
+from stagemesh.display.render import compact_table, output_console
 
 PROMPT_TOKENS = 256
 SYSTEM_PROMPT = tuple(range(64))

@@ -23,9 +23,9 @@ from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.reference import BatchRun, TransformersProcess
 from runtime.checkpoints.model_store import resolve_model
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
-from stagemesh.cli.options import DeviceOptions, PlanOptions
-from stagemesh.render import compact_table, output_console
-from stagemesh.values import parse_layers
+from stagemesh.cli.options.common import DeviceOptions, PlanOptions
+from stagemesh.display.render import compact_table, output_console
+from stagemesh.units import parse_layers
 
 PROMPT_TOKENS = 128
 

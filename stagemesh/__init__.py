@@ -11,9 +11,12 @@ from runtime.version import VERSION
 
 if TYPE_CHECKING:
     from runtime.rpc.tls import trusting
-    from stagemesh.client import AsyncClient
-    from stagemesh.completion import Completion
-    from stagemesh.generation import (
+    from stagemesh.client.async_client import AsyncClient
+    from stagemesh.client.completion import Completion
+    from stagemesh.client.rpc_error import StagemeshRpcError
+    from stagemesh.client.state import MeshState
+    from stagemesh.client.sync_client import Client
+    from stagemesh.client.types import (
         Chat,
         ChatMessage,
         Choice,
@@ -27,30 +30,27 @@ if TYPE_CHECKING:
         TokenIds,
         Update,
     )
-    from stagemesh.rpc_error import StagemeshRpcError
-    from stagemesh.state import MeshState
-    from stagemesh.sync_client import Client
 
 __version__ = VERSION
 
 _HOMES: Final = {
-    "AsyncClient": "stagemesh.client",
-    "Chat": "stagemesh.generation",
-    "ChatMessage": "stagemesh.generation",
-    "Choice": "stagemesh.generation",
-    "Client": "stagemesh.sync_client",
-    "Completion": "stagemesh.completion",
-    "FinishReason": "stagemesh.generation",
-    "GenerationRequest": "stagemesh.generation",
-    "JsonSchema": "stagemesh.generation",
-    "MeshState": "stagemesh.state",
-    "Model": "stagemesh.generation",
-    "PromptToken": "stagemesh.generation",
-    "Regex": "stagemesh.generation",
-    "Sampling": "stagemesh.generation",
-    "StagemeshRpcError": "stagemesh.rpc_error",
-    "TokenIds": "stagemesh.generation",
-    "Update": "stagemesh.generation",
+    "AsyncClient": "stagemesh.client.async_client",
+    "Chat": "stagemesh.client.types",
+    "ChatMessage": "stagemesh.client.types",
+    "Choice": "stagemesh.client.types",
+    "Client": "stagemesh.client.sync_client",
+    "Completion": "stagemesh.client.completion",
+    "FinishReason": "stagemesh.client.types",
+    "GenerationRequest": "stagemesh.client.types",
+    "JsonSchema": "stagemesh.client.types",
+    "MeshState": "stagemesh.client.state",
+    "Model": "stagemesh.client.types",
+    "PromptToken": "stagemesh.client.types",
+    "Regex": "stagemesh.client.types",
+    "Sampling": "stagemesh.client.types",
+    "StagemeshRpcError": "stagemesh.client.rpc_error",
+    "TokenIds": "stagemesh.client.types",
+    "Update": "stagemesh.client.types",
     "trusting": "runtime.rpc.tls",
 }
 

@@ -13,9 +13,9 @@ import httpx
 from runtime.rpc.tls import trusting
 from stagemesh.bench.outcome import Outcome
 from stagemesh.bench.workload import Ask
-from stagemesh.client import AsyncClient, key_metadata
-from stagemesh.generation import GenerationRequest, TokenIds
-from stagemesh.rpc_error import StagemeshRpcError
+from stagemesh.client.async_client import AsyncClient, key_metadata
+from stagemesh.client.rpc_error import StagemeshRpcError
+from stagemesh.client.types import GenerationRequest, TokenIds
 
 Door = Literal["grpc", "http"]
 Clock = Callable[[], float]

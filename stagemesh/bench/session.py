@@ -12,7 +12,7 @@ from stagemesh.bench.figures import summarize
 from stagemesh.bench.load import LoadResult, run_load
 from stagemesh.bench.report import Load, as_json, as_text, draw
 from stagemesh.bench.workload import POOL_TEXT, Ask, random_asks, read_asks, send_times
-from stagemesh.rpc_error import StagemeshRpcError
+from stagemesh.client.rpc_error import StagemeshRpcError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,28 +19,28 @@ from rich.panel import Panel
 
 from runtime.errors import PortTakenError, StagemeshError
 from runtime.version import VERSION
-from stagemesh.children import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_REFUSED
 from stagemesh.cli import examples
-from stagemesh.cli.bench import bench
-from stagemesh.cli.certs import certs
-from stagemesh.cli.chat import chat
-from stagemesh.cli.coordinator import coordinator
-from stagemesh.cli.demo import demo
-from stagemesh.cli.drain import drain
-from stagemesh.cli.environment import PREFIX, drop_empty_variables, read_variables
-from stagemesh.cli.fault_proxy import fault_proxy
-from stagemesh.cli.health import health
-from stagemesh.cli.infer import infer
-from stagemesh.cli.keys import keys
-from stagemesh.cli.node import node
-from stagemesh.cli.prepare import prepare
-from stagemesh.cli.serve import serve
-from stagemesh.cli.simulate import simulate
-from stagemesh.cli.status import status
-from stagemesh.cli.top import top
-from stagemesh.cli.version import version
-from stagemesh.cli.worker import worker
-from stagemesh.rpc_error import StagemeshRpcError
+from stagemesh.cli.commands.bench import bench
+from stagemesh.cli.commands.certs import certs
+from stagemesh.cli.commands.chat import chat
+from stagemesh.cli.commands.coordinator import coordinator
+from stagemesh.cli.commands.demo import demo
+from stagemesh.cli.commands.drain import drain
+from stagemesh.cli.commands.fault_proxy import fault_proxy
+from stagemesh.cli.commands.health import health
+from stagemesh.cli.commands.infer import infer
+from stagemesh.cli.commands.keys import keys
+from stagemesh.cli.commands.node import node
+from stagemesh.cli.commands.prepare import prepare
+from stagemesh.cli.commands.serve import serve
+from stagemesh.cli.commands.simulate import simulate
+from stagemesh.cli.commands.status import status
+from stagemesh.cli.commands.top import top
+from stagemesh.cli.commands.version import version
+from stagemesh.cli.commands.worker import worker
+from stagemesh.cli.options.environment import PREFIX, drop_empty_variables, read_variables
+from stagemesh.client.rpc_error import StagemeshRpcError
+from stagemesh.launcher.child_process import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_REFUSED
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from stagemesh.generation import Update
-from stagemesh.render import summary
-from stagemesh.rpc_error import StagemeshRpcError
-from stagemesh.state import MeshState
+from stagemesh.client.rpc_error import StagemeshRpcError
+from stagemesh.client.state import MeshState
+from stagemesh.client.types import Update
+from stagemesh.display.render import summary
 
 PATIENCE_SECONDS: Final = 3.0
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import command
 from runtime.errors import LaunchError
-from stagemesh.rpc_error import StagemeshRpcError
+from stagemesh.client.rpc_error import StagemeshRpcError
 
 BENCHMARKS = (
     *("churn", "hop", "live", "metrics_overhead", "overlap"),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stagemesh import Client
-from stagemesh.ports import reserve
+from stagemesh.launcher.ports import reserve
 from tests.compose.answers import ANSWER, REQUEST, ask, asking, rest_of, some_of, streaming
 from tests.compose.containers import (
     ROOT,

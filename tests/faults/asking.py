@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from stagemesh import Client, GenerationRequest, Sampling, StagemeshRpcError, TokenIds
-from stagemesh.generation import Scheduling
+from stagemesh.client.types import Scheduling
 from tests.faults.cluster import Cluster
 
 ANSWER_SECONDS = 90.0

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from stagemesh import StagemeshRpcError
-from stagemesh.fault_proxy import Faults
+from stagemesh.faults.fault_proxy import Faults
 from tests.faults.asking import REQUESTS, Asked, asking, request_of
 from tests.faults.cluster import Cluster, Place
 from tests.faults.phases import LONG_PROMPT, PREFILL, hold_prefill

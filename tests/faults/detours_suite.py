@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stagemesh.fault_proxy import Faults
+from stagemesh.faults.fault_proxy import Faults
 from tests.faults.asking import REQUESTS, asking
 from tests.faults.cluster import Cluster, Layout, Place, cluster_of
 from tests.integration.tiny_chat import TinyChat

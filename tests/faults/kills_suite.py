@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stagemesh.fault_proxy import Faults
+from stagemesh.faults.fault_proxy import Faults
 from tests.faults.asking import REQUESTS, asking, disturbed
 from tests.faults.cluster import Cluster, Place
 from tests.faults.phases import PHASES

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from stagemesh.fault_proxy import Faults
+from stagemesh.faults.fault_proxy import Faults
 from tests.faults.cluster import Cluster, Place
 from tests.faults.proxies import Proxy
 

@@ -9,7 +9,7 @@ stage are joined by no link that a proxy could stand in (`ranks_suite.py`).
 import pytest
 
 from stagemesh import StagemeshRpcError
-from stagemesh.fault_proxy import Accident, Faults
+from stagemesh.faults.fault_proxy import Accident, Faults
 from tests.faults.asking import REQUESTS, Asked, asking, disturbed, undisturbed
 from tests.faults.cluster import Cluster
 from tests.faults.links import DATA_LINKS, JOIN_LINKS, spoil

@@ -8,7 +8,7 @@ kill comes in the phase whatever the machine does.
 
 from collections.abc import Callable
 
-from stagemesh.fault_proxy import Faults
+from stagemesh.faults.fault_proxy import Faults
 from tests.faults.asking import LONG, REQUESTS, asking, disturbed, request_of
 from tests.faults.cluster import Cluster, Place
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from typing import TypeVar
 
-from stagemesh.fault_proxy import NO_FAULTS, FaultProxy, Faults, accepting
+from stagemesh.faults.fault_proxy import NO_FAULTS, FaultProxy, Faults, accepting
 
 WAIT_SECONDS = 30.0
 Held = TypeVar("Held")

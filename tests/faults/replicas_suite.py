@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from stagemesh import Client
-from stagemesh.fault_proxy import Faults
+from stagemesh.faults.fault_proxy import Faults
 from tests.faults.asking import REQUESTS, Asked, asking
 from tests.faults.cluster import Cluster, Layout, Place, cluster_of, kept_whole
 from tests.faults.phases import LONG_PROMPT, PREFILL, SEND, hold_prefill

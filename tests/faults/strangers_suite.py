@@ -15,7 +15,7 @@ from protos import inference_pb2, mesh_pb2, stage_pb2
 from runtime.rpc.channels import dial_blocking, split_address
 from runtime.version import PROTOCOL_VERSION
 from stagemesh import Client, StagemeshRpcError
-from stagemesh.fault_proxy import Faults
+from stagemesh.faults.fault_proxy import Faults
 from tests.faults.asking import REQUESTS, Asked, asking, request_of
 from tests.faults.cluster import Cluster, Place
 from tests.faults.garbage import throw_garbage

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from stagemesh.fault_proxy import Accident, Faults
+from stagemesh.faults.fault_proxy import Accident, Faults
 from tests.faults.asking import REQUESTS, asking, disturbed
 from tests.faults.cluster import Cluster, Place
 from tests.faults.phases import in_decode, in_prefill

@@ -14,7 +14,7 @@ import pytest
 from runtime.rpc.channels import ChannelTls, dial_blocking
 from runtime.rpc.tls import MeshTls, Role
 from stagemesh.certificates import NodeRequest, make_certificates
-from stagemesh.fault_proxy import Accident, Faults
+from stagemesh.faults.fault_proxy import Accident, Faults
 from tests.faults.asking import REQUESTS, asking, disturbed
 from tests.faults.cluster import Cluster, Layout, Place, cluster_of, kept_whole
 from tests.faults.garbage import throw_garbage

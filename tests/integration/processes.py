@@ -17,7 +17,7 @@ import psutil
 from protos import stage_pb2
 from runtime.errors import PortTakenError
 from stagemesh import Client, GenerationRequest, MeshState, Update
-from stagemesh.ports import reserve
+from stagemesh.launcher.ports import reserve
 from tests.integration.process_log import START_SECONDS, STOP_SECONDS, Log
 
 COMMAND = (sys.executable, "-m", "stagemesh")

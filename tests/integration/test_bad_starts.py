@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import LaunchError
-from stagemesh.cli.launching import MeshOptions, make_launch_plan
-from stagemesh.cli.options import (
+from stagemesh.cli.options.common import (
     DEVICE_DEFAULTS,
     LOG_DEFAULTS,
     AddressOptions,
     PlanOptions,
 )
-from stagemesh.launcher import local_mesh
-from stagemesh.ports import reserve
+from stagemesh.cli.options.launching import MeshOptions, make_launch_plan
+from stagemesh.launcher.launcher import local_mesh
+from stagemesh.launcher.ports import reserve
 from tests.integration.processes import leaving_no_child, run_command, running_command
 from tests.integration.separate import separate_mesh
 from tests.integration.tiny_chat import TinyChat

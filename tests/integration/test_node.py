@@ -6,7 +6,7 @@ import urllib.request
 from pathlib import Path
 
 from stagemesh import Client, GenerationRequest, TokenIds
-from stagemesh.ports import reserve
+from stagemesh.launcher.ports import reserve
 from tests.integration.processes import Mesh, assert_all_end, running_command
 from tests.integration.tiny_chat import MODEL_NAME, make_tiny_chat
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from stagemesh.ports import reserve
+from stagemesh.launcher.ports import reserve
 from tests.integration.processes import new_address
 
 

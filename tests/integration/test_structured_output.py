@@ -16,7 +16,7 @@ from stagemesh import (
     StagemeshRpcError,
     TokenIds,
 )
-from stagemesh.generation import StructuredOutput
+from stagemesh.client.types import StructuredOutput
 from tests.integration.processes import Mesh, serving
 from tests.integration.tiny_chat import TinyChat
 

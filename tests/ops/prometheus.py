@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagemesh.ports import reserve
+from stagemesh.launcher.ports import reserve
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _STOP_SECONDS = 30.0

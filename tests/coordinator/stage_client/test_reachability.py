@@ -13,7 +13,7 @@ from coordinator.membership.membership import Membership
 from coordinator.stage_client import reachability
 from runtime.rpc.tls import Reach
 from runtime.version import PROTOCOL_VERSION
-from stagemesh.ports import reserve
+from stagemesh.launcher.ports import reserve
 from tests.coordinator.mesh_server import mesh_server, workers
 
 

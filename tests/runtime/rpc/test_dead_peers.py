@@ -8,7 +8,7 @@ import pytest
 
 from protos import mesh_pb2, mesh_pb2_grpc
 from runtime.rpc import channels
-from stagemesh.fault_proxy import FaultProxy, Faults
+from stagemesh.faults.fault_proxy import FaultProxy, Faults
 
 NOTICED_SECONDS = 10.0
 

@@ -14,7 +14,7 @@ from runtime.rpc import channels
 from stage_worker.mesh.health import WorkerHealth
 from stage_worker.transport.fanout_sender import NextRanks
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
-from stagemesh.fault_proxy import FaultProxy, Faults
+from stagemesh.faults.fault_proxy import FaultProxy, Faults
 from tests.stage_worker.frames import make_header
 from tests.stage_worker.links import link_plan
 

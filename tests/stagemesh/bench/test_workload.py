@@ -8,7 +8,7 @@ import pytest
 
 from runtime.errors import InvalidRequestError
 from stagemesh.bench.workload import Ask, random_asks, read_asks, send_times
-from stagemesh.values import parse_targets
+from stagemesh.units import parse_targets
 
 
 def test_random_asks_are_the_pools_tokens_and_the_seeds() -> None:

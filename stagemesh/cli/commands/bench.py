@@ -1,0 +1,127 @@
+"""Owns `stagemesh bench serve`: load on a running mesh, and what its clients saw."""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+from rich.console import Console
+
+from stagemesh.cli import examples
+from stagemesh.cli.options.option_types import (
+    ApiKey,
+    Dialled,
+    Flag,
+    NewFile,
+    NotNegative,
+    Picture,
+    Positive,
+    between,
+)
+from stagemesh.cli.options.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
+from stagemesh.client.async_client import DEFAULT_TARGET
+from stagemesh.display.progress import ProgressView
+from stagemesh.units import parse_targets
+
+DEFAULT_HTTP = "127.0.0.1:8000"
+
+Above0 = Annotated[float, Parameter(validator=Number(gt=0, lte=1e6))]
+FileParameter = Parameter(metavar="FILE", show_default=False)
+File = Annotated[Path | None, FileParameter]
+TargetList = Annotated[tuple[str, ...], Parameter(negative=(), consume_multiple=True)]
+
+bench = App(name="bench", help="Measure a running mesh.", sort_key=9)
+
+
+# Longer than other functions: its parameters and their descriptions are the command's options.
+@bench.command(help_epilogue=examples.BENCH)
+def serve(
+    *,
+    door: Literal["grpc", "http"] = "grpc",
+    target: Dialled | None = None,
+    api_key: ApiKey = None,
+    security: ClientSecurityOptions = CLIENT_SECURITY_DEFAULTS,
+    num_prompts: Positive = 100,
+    request_rate: Above0 | None = None,
+    burstiness: Above0 = 1.0,
+    max_concurrency: Positive | None = None,
+    num_warmups: NotNegative = 0,
+    input_len: Positive = 128,
+    output_len: Positive = 64,
+    prompts: File = None,
+    ignore_eos: Annotated[bool, Flag] = False,
+    goodput: Annotated[TargetList, Parameter(show_default=False)] = (),
+    seed: Annotated[int, between(0, 2**31)] = 0,
+    timeout: Above0 = 600.0,
+    save: Annotated[NewFile, FileParameter] = None,
+    plot: Annotated[Picture, FileParameter] = None,
+) -> None:
+    """Send many requests to a running mesh, and report latencies and rates as its clients saw them.
+
+    Answers are streamed and greedy. Prompts are random tokens unless --prompts names a file. The
+    exit code is 1 when a request failed.
+
+    Parameters
+    ----------
+    door
+        Which door to ask at; http is /v1/completions, also of other servers.
+    target
+        Where the door listens. [default: 127.0.0.1:50050, or 127.0.0.1:8000 for http]
+    api_key
+        The key that the door asks for; others cannot see its environment variable.
+    num_prompts
+        Requests to send.
+    request_rate
+        Requests a second. [default: all at once]
+    burstiness
+        Shape of the gamma distributed gaps: 1 is Poisson, less makes bursts.
+    max_concurrency
+        Requests under way at most. [default: any number]
+    num_warmups
+        Requests to send before, one after the other, which do not count.
+    input_len
+        Tokens of a random prompt.
+    output_len
+        Tokens to generate at most.
+    prompts
+        JSONL of {"prompt": TEXT}, with "max_tokens" where it is not --output-len.
+    ignore_eos
+        Go on past the end-of-sequence token, so that every answer is as long as it may be.
+    goodput
+        Targets in milliseconds, as ttft:500 tpot:50 e2el:5000; counts requests that meet all.
+    seed
+        Of random prompts and gaps.
+    timeout
+        Seconds until a request is given up.
+    save
+        Write the figures, and every request's, as JSON.
+    plot
+        Write a PNG of the latencies' distributions.
+    """
+    # Here, so that other commands do not wait for an HTTP client to be imported.
+    from stagemesh.bench.session import Session, tell
+
+    session = Session(
+        door=door,
+        target=target or (DEFAULT_TARGET if door == "grpc" else DEFAULT_HTTP),
+        api_key=api_key,
+        tls_ca=security.tls_ca,
+        num_prompts=num_prompts,
+        request_rate=request_rate,
+        burstiness=burstiness,
+        max_concurrency=max_concurrency,
+        num_warmups=num_warmups,
+        input_len=input_len,
+        output_len=output_len,
+        prompts=prompts,
+        ignore_eos=ignore_eos,
+        targets=parse_targets(goodput),
+        seed=seed,
+        timeout_seconds=timeout,
+    )
+    with ProgressView(Console(stderr=True)) as progress:
+        show = partial(progress.show_amount, "requests", total=num_prompts)
+        load, result = asyncio.run(session.run(show))
+    tell(load, result, save, plot)

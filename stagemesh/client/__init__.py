@@ -1,0 +1,1 @@
+"""The Python client: requests, streamed updates, the mesh's state."""

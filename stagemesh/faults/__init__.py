@@ -1,0 +1,1 @@
+"""The fault proxy: delays, stalls and cuts connections for tests of a mesh."""

@@ -1,0 +1,185 @@
+"""Both clients against a door that answers as told, on real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import stagemesh
+from protos import inference_pb2_grpc, mesh_pb2_grpc
+from runtime.rpc.channels import bind, make_server
+from stagemesh import AsyncClient, Client, GenerationRequest, Model, StagemeshRpcError, Update
+from tests.stagemesh.echo_server import Door
+
+
+@pytest.fixture
+async def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+async def target(door: Door) -> AsyncIterator[str]:
+    """The address where `door` answers."""
+    server = make_server()
+    inference_pb2_grpc.add_InferenceServicer_to_server(door, server)
+    mesh_pb2_grpc.add_OperationsServicer_to_server(door, server)
+    address = await bind(server, "127.0.0.1:0")
+    await server.start()
+    yield address
+    await server.stop(0)
+
+
+async def collect(updates: AsyncIterator[Update]) -> str:
+    return "".join([update.text async for update in updates])
+
+
+def request(text: str) -> GenerationRequest:
+    return GenerationRequest(prompts=(text,))
+
+
+async def test_async_infer_streams_updates(target: str) -> None:
+    async with AsyncClient(target) as client:
+        assert await collect(client.infer(request("hello"))) == "hello"
+        assert (await client.state()).model == "tiny"
+
+
+async def test_sync_infer_streams_updates(target: str) -> None:
+    def ask() -> tuple[str, str]:
+        with Client(target) as client:
+            text = "".join(update.text for update in client.infer(request("hello")))
+            return text, client.state().model
+
+    assert await asyncio.to_thread(ask) == ("hello", "tiny")
+
+
+async def test_async_client_asks_for_tokens_models_and_cancellation(target: str) -> None:
+    async with AsyncClient(target) as client:
+        assert await client.tokenize("ab") == (97, 98)
+        assert await client.detokenize((97, 98)) == "ab"
+        assert await client.models() == (Model("tiny", 8),)
+        assert await client.cancel("four") == 4
+
+
+async def test_sync_client_asks_for_tokens_models_and_cancellation(target: str) -> None:
+    def ask() -> None:
+        with Client(target) as client:
+            assert client.tokenize("ab") == (97, 98)
+            assert client.detokenize((97, 98)) == "ab"
+            assert client.models() == (Model("tiny", 8),)
+            assert client.cancel("four") == 4
+
+    await asyncio.to_thread(ask)
+
+
+async def test_async_infer_refused_has_the_servers_code(target: str) -> None:
+    async with AsyncClient(target, retry_seconds=0) as client:
+        with pytest.raises(StagemeshRpcError, match="limit 3") as caught:
+            await collect(client.infer(request("full")))
+    assert (caught.value.code, caught.value.status) == ("queue_full", "RESOURCE_EXHAUSTED")
+
+
+async def test_sync_infer_refused_has_the_servers_code(target: str) -> None:
+    def ask() -> None:
+        with Client(target, retry_seconds=0) as client:
+            list(client.infer(request("full")))
+
+    with pytest.raises(StagemeshRpcError, match="limit 3") as caught:
+        await asyncio.to_thread(ask)
+    assert (caught.value.code, caught.value.retry_after_seconds) == ("queue_full", 1)
+
+
+async def test_async_infer_refused_for_now_is_asked_again_under_its_id(
+    target: str, door: Door
+) -> None:
+    async with AsyncClient(target) as client:
+        assert await collect(client.infer(request("busy"))) == "busy"
+    assert len(door.asked_ids) == 2
+    assert len(set(door.asked_ids)) == 1
+
+
+async def test_sync_infer_refused_for_now_is_asked_again_under_its_id(
+    target: str, door: Door
+) -> None:
+    def ask() -> str:
+        with Client(target) as client:
+            return "".join(update.text for update in client.infer(request("busy")))
+
+    assert await asyncio.to_thread(ask) == "busy"
+    assert len(door.asked_ids) == 2
+    assert len(set(door.asked_ids)) == 1
+
+
+async def test_infer_past_its_deadline_says_so(target: str) -> None:
+    async with AsyncClient(target) as client:
+        with pytest.raises(StagemeshRpcError, match="deadline") as caught:
+            await collect(client.infer(request("hang"), timeout_seconds=0.2))
+    assert caught.value.code == "deadline_exceeded"
+
+
+async def test_async_infer_left_early_cancels_the_call(target: str, door: Door) -> None:
+    async with AsyncClient(target) as client:
+        updates = client.infer(request("hang"))
+        assert (await anext(updates)).text == "h"
+        await updates.aclose()
+        async with asyncio.timeout(5):
+            await door.abandoned.wait()
+
+
+async def test_sync_infer_left_early_cancels_the_call(target: str, door: Door) -> None:
+    def ask() -> str:
+        with Client(target) as client:
+            updates = client.infer(request("hang"))
+            first = next(updates)
+            updates.close()
+            return first.text
+
+    assert await asyncio.to_thread(ask) == "h"
+    async with asyncio.timeout(5):
+        await door.abandoned.wait()
+
+
+TEXTS = [f"text {number}" for number in range(20)]
+
+
+async def test_async_generate_many_gives_whole_answers_in_order_and_bounded(
+    target: str, door: Door
+) -> None:
+    async with AsyncClient(target) as client:
+        answers = client.generate_many(map(request, TEXTS), max_concurrency=4)
+        assert [answer.text async for [answer] in answers] == TEXTS
+    assert door.most_open <= 4
+
+
+async def test_sync_generate_many_gives_whole_answers_in_order_and_bounded(
+    target: str, door: Door
+) -> None:
+    def ask() -> list[str]:
+        with Client(target) as client:
+            answers = client.generate_many(map(request, TEXTS), max_concurrency=4)
+            return [answer.text for [answer] in answers]
+
+    assert await asyncio.to_thread(ask) == TEXTS
+    assert door.most_open <= 4
+
+
+async def test_async_generate_many_that_fails_cancels_the_others(target: str, door: Door) -> None:
+    async with AsyncClient(target, retry_seconds=0) as client:
+        with pytest.raises(StagemeshRpcError, match="limit 3"):
+            async for _ in client.generate_many(map(request, ("full", "hang", "hang"))):
+                pass
+        async with asyncio.timeout(5):
+            while door.num_open:
+                await client.state()
+
+
+async def test_client_without_a_mesh_says_how_to_start_one() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(StagemeshRpcError, match=r"stagemesh serve MODEL") as caught:
+            await client.state()
+    assert caught.value.code == "unreachable"
+
+
+def test_package_offers_what_it_names() -> None:
+    assert all(getattr(stagemesh, name) is not None for name in stagemesh.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        stagemesh.nonsense  # noqa: B018

@@ -1,0 +1,152 @@
+"""The launcher with commands that end on their own; meshes that serve are in tests/integration."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from runtime.errors import LaunchError
+from stagemesh.launcher import launcher, worker_supervisor
+from stagemesh.launcher.child_process import Child
+from stagemesh.launcher.launcher import LaunchPlan, LocalMesh, local_mesh
+from stagemesh.launcher.ports import reserve
+from stagemesh.launcher.worker_supervisor import FleetPlan, RestartPolicy
+
+WORKER = ("worker", "--coordinator", "127.0.0.1:1")
+
+
+def plan(coordinator: tuple[str, ...], worker: tuple[str, ...]) -> LaunchPlan:
+    workers = FleetPlan(arguments=worker, num_workers=1, first_address="127.0.0.1:50100")
+    doors = ("127.0.0.1:50050", "127.0.0.1:8000")
+    return LaunchPlan(coordinator, workers, *doors, mesh=reserve("127.0.0.1:0"))
+
+
+@pytest.fixture(autouse=True)
+def _leaving_no_child() -> Iterator[None]:
+    """Meshes of other tests in this session may live on."""
+    before = psutil.Process().children(recursive=True)
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
+
+
+async def wait_for_ever(mesh: LocalMesh) -> None:
+    await mesh.until_ready(lambda state: None)
+
+
+async def test_child_that_exits_leaves_its_code_lines_and_reason() -> None:
+    lines: list[str] = []
+    child = await Child.start("c", ("coordinator", "no such model"), lines.append)
+    assert await child.follow() == 1
+    assert child.last_error is not None
+    assert "no such model" in child.last_error
+    assert lines == []
+
+
+async def test_child_takes_its_options_from_its_command_line_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STAGEMESH_LAYERS", "nonsense")
+    child = await Child.start("c", ("coordinator", "no such model"), print)
+    assert await child.follow() == 1
+
+
+async def test_coordinator_that_refuses_ends_the_launch_with_its_reason() -> None:
+    with pytest.raises(LaunchError, match=r"^coordinator: model 'no such model' not found"):
+        async with local_mesh(plan(("coordinator", "no such model"), WORKER), print) as mesh:
+            await wait_for_ever(mesh)
+
+
+async def test_worker_that_keeps_dying_is_restarted_then_given_up() -> None:
+    news: list[str] = []
+    restarts = RestartPolicy(max_restarts=2, first_delay_seconds=0.01)
+    # A coordinator that waits for standard input, and a worker with an option that does not exist.
+    launch_plan = plan(("worker", "--coordinator", "127.0.0.1:1"), ("worker", "--nonsense"))
+    with pytest.raises(LaunchError, match=r"^worker 0 exited with code 2"):
+        async with local_mesh(launch_plan, news.append, restarts) as mesh:
+            await wait_for_ever(mesh)
+    assert sum("starting it again" in line for line in news) == 2
+
+
+async def test_worker_whose_port_was_taken_meanwhile_gets_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        addresses = iter([f"127.0.0.1:{listener.getsockname()[1]}", "127.0.0.1:0"])
+        monkeypatch.setattr(worker_supervisor, "free_address", lambda first, taken: next(addresses))
+        restarted = asyncio.Event()
+        restarts = RestartPolicy(first_delay_seconds=0.01)
+
+        def on_line(line: str) -> None:
+            if line.startswith("worker 0 found its address taken; starting it again"):
+                restarted.set()
+
+        async with local_mesh(plan(WORKER, WORKER), on_line, restarts):
+            await restarted.wait()
+
+
+async def test_body_that_fails_stops_the_children_and_keeps_its_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with local_mesh(plan(WORKER, WORKER), lambda line: None):
+            raise ZeroDivisionError
+
+
+async def test_body_that_is_cancelled_stops_the_children() -> None:
+    started = asyncio.Event()
+
+    async def run() -> None:
+        async with local_mesh(plan(WORKER, WORKER), lambda line: None) as mesh:
+            started.set()
+            await wait_for_ever(mesh)
+
+    task = asyncio.create_task(run())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@dataclass(eq=False)
+class Bystander:
+    """A worker's process that lives, whatever it is asked."""
+
+    pid: int
+    name: str = "worker 0"
+    is_running: bool = True
+    is_killed: bool = False
+
+    def kill(self) -> None:
+        """It would be gone."""
+        self.is_killed = True
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_worker_out_of_the_mesh_is_killed_unless_it_is_ending(
+    listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was drained and whose GPU takes long to let go of its memory listens no more."""
+    monkeypatch.setattr(launcher, "ABSENCE_SECONDS", 0.0)
+    worker = Bystander(pid=2**22)
+    states = iter([{worker.pid}, set(), set()])
+
+    async def state() -> Any:
+        workers = [SimpleNamespace(pid=pid) for pid in next(states)]
+        return SimpleNamespace(failure="", workers=workers, ready=False)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        if not listens:
+            listener.close()
+        monkeypatch.setattr(worker_supervisor, "free_address", lambda first, taken: address)
+        mesh = LocalMesh(plan(WORKER, WORKER), lambda line: None, RestartPolicy())
+        mesh._fleet._take(worker.name, "127.0.0.1:50100")
+        mesh.children[worker.name] = cast("Child", worker)
+        monkeypatch.setattr(mesh._client, "state", state)
+        for _ in range(3):
+            await mesh._state()
+        assert worker.is_killed is listens
+        await mesh._client.close()
