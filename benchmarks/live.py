@@ -29,9 +29,9 @@ from benchmarks.mesh import UNCACHED, running_mesh
 from benchmarks.serving import batch_cells, infer_batch
 from runtime.errors import InvalidRequestError
 from scheduler import PolicyName
-from simulator.pacing import read_pace
-from simulator.scenarios import make_scenarios
-from simulator.traces import Trace, fit
+from simulator.model.pacing import read_pace
+from simulator.workload.scenarios import make_scenarios
+from simulator.workload.traces import Trace, fit
 from stagemesh import AsyncClient
 from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOptions
 from stagemesh.display.render import compact_table, output_console

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from runtime.errors import StagemeshError
 from scheduler import PolicyName, SchedulerLimits, guess_costs, make_policy
-from simulator.measures import Percentiles
-from simulator.outcomes import Outcome
-from simulator.pacing import PacedModel
-from simulator.pipeline import LinkSpec, PipelineSpec, layer_shares
+from simulator.model.pacing import PacedModel
+from simulator.model.pipeline import LinkSpec, PipelineSpec, layer_shares
 from simulator.replay import Replay, ReplayOptions, RunResult
-from simulator.traces import Trace, TraceRequest
+from simulator.results.measures import Percentiles
+from simulator.results.outcomes import Outcome
+from simulator.workload.traces import Trace, TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, MeshState, TokenIds
 from stagemesh.cli.options.common import BatchingOptions, PlanOptions
 from stagemesh.cli.options.launching import MeshOptions, coordinator_options

@@ -15,8 +15,8 @@ from statistics import fmean, median
 from benchmarks.live_load import make_replay
 from runtime.errors import InvalidRequestError
 from scheduler import PolicyName, SchedulerInsight
-from simulator.pacing import PacedModel
-from simulator.traces import TraceRequest
+from simulator.model.pacing import PacedModel
+from simulator.workload.traces import TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 
 NUM_SMOOTHED = 5

@@ -28,8 +28,8 @@ from benchmarks import command
 from benchmarks.command import new_file, whole
 from scheduler import POLICY_NAMES
 from scheduler.policies import MultiplicativeOptions, PolicyName, ThrottleOptions
-from simulator.compare import Contender, contender, good_share, goodput
-from simulator.scenarios import Scenario, make_scenarios
+from simulator.results.compare import Contender, contender, good_share, goodput
+from simulator.workload.scenarios import Scenario, make_scenarios
 from stagemesh.display.render import compact_table, output_console
 
 TUNING_SEED = 1000

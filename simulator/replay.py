@@ -21,9 +21,9 @@ from scheduler import (
     StageRecord,
     TokenEvent,
 )
-from simulator.outcomes import Outcome, StepSpan, Targets
-from simulator.pipeline import Journey, Pipeline, PipelineSpec, work_of
-from simulator.traces import Trace
+from simulator.model.pipeline import Journey, Pipeline, PipelineSpec, work_of
+from simulator.results.outcomes import Outcome, StepSpan, Targets
+from simulator.workload.traces import Trace
 
 GO_ON, STOP = 0, 1
 LOOK_SECONDS = 0.05

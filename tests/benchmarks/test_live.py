@@ -18,8 +18,8 @@ from benchmarks.live import (
 from benchmarks.live_load import LoadFigures
 from benchmarks.live_options import PACED, parse_policies
 from scheduler import POLICY_NAMES
-from simulator.measures import Percentiles
-from simulator.pacing import read_pace
+from simulator.model.pacing import read_pace
+from simulator.results.measures import Percentiles
 
 FIGURES = LoadFigures(
     token_rate=200.0,

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.live_options import LAYERS, PACED
 from benchmarks.live_recovery import find_recovery, recovery_cells, simulate_decodes
 from runtime.errors import InvalidRequestError
-from simulator.pacing import read_pace
+from simulator.model.pacing import read_pace
 
 CHANGED_AT = 10.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler import POLICY_NAMES
-from simulator.scenarios import make_scenarios
+from simulator.workload.scenarios import make_scenarios
 from stagemesh.cli import main
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from scheduler import PolicyName, PolicyOptions, guess_costs, make_policy
 from scheduler.policies import AdaptiveOptions
-from simulator.measures import Percentiles
-from simulator.pipeline import PipelineSpec, layer_shares
+from simulator.model.pipeline import PipelineSpec, layer_shares
+from simulator.model.stage_times import linear_times, load_times
 from simulator.replay import Replay, ReplayOptions, RunResult
-from simulator.scenarios import DEFAULT_LIMITS
-from simulator.stage_times import linear_times, load_times
-from simulator.traces import Trace, TraceRequest
+from simulator.results.measures import Percentiles
+from simulator.workload.scenarios import DEFAULT_LIMITS
+from simulator.workload.traces import Trace, TraceRequest
 
 NUM_STAGES = 4
 # As on CPUs: reading the weights is little beside computing a prompt's rows.

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from scheduler import POLICY_NAMES, StepWork, guess_costs
 from scheduler.policies import PolicyName
-from simulator.compare import contender, goodput, replay, summary_of
-from simulator.goodput import search_goodput
-from simulator.pipeline import LinkSpec
-from simulator.scenarios import Scenario, make_scenarios
-from simulator.traces import Lengths, LoadShape, TraceRequest, synthetic
+from simulator.model.pipeline import LinkSpec
+from simulator.results.compare import contender, goodput, replay, summary_of
+from simulator.results.goodput import search_goodput
+from simulator.workload.scenarios import Scenario, make_scenarios
+from simulator.workload.traces import Lengths, LoadShape, TraceRequest, synthetic
 
 SCENARIOS = make_scenarios()
 STEADY = SCENARIOS["steady"]

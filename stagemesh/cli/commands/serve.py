@@ -4,7 +4,7 @@ from functools import partial
 
 from rich.console import Console
 
-from simulator.pacing import read_pace
+from simulator.model.pacing import read_pace
 from stagemesh.cli.options.common import (
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,

@@ -54,7 +54,7 @@ def worker(
     # Here, so that other commands do not wait seconds for torch.
     from runtime.host.logs import configure_logging
     from runtime.rpc.tls import Role
-    from simulator.pacing import read_pace
+    from simulator.model.pacing import read_pace
     from stage_worker.server import WorkerOptions, run_worker
 
     configure_logging("worker", logs.log_level, logs.log_json)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from runtime.protocol.step import SendTiming, StageTiming, Step
 from scheduler import StepWork
-from simulator.stage_times import ModelTimes
+from simulator.model.stage_times import ModelTimes
 
 NUM_OUTBOX = 3
 """Outputs that a stage may have ready or be sending before it waits for credits, as live."""

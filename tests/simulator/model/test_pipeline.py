@@ -5,8 +5,8 @@ import math
 import pytest
 
 from scheduler import StepWork
-from simulator.pipeline import LinkSpec, Pipeline, PipelineSpec, SpeedChange, layer_shares
-from simulator.stage_times import Curve, ModelTimes
+from simulator.model.pipeline import LinkSpec, Pipeline, PipelineSpec, SpeedChange, layer_shares
+from simulator.model.stage_times import Curve, ModelTimes
 
 ONE_SECOND = ModelTimes(
     prompt=Curve({1.0: 4.0, 2.0: 4.0}),

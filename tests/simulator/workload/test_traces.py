@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import InvalidRequestError
-from simulator.traces import (
+from simulator.workload.traces import (
     Lengths,
     LoadShape,
     TraceRequest,

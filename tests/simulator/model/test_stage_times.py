@@ -4,9 +4,9 @@ import pytest
 
 from runtime.errors import InvalidRequestError
 from scheduler import StepWork
-from simulator.devices import guess_stages
-from simulator.scenarios import Scenario, make_scenarios
-from simulator.stage_times import Curve, load_times
+from simulator.model.devices import guess_stages
+from simulator.model.stage_times import Curve, load_times
+from simulator.workload.scenarios import Scenario, make_scenarios
 
 TIMES = load_times("llama2-70b/h100-80gb/4")
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from scheduler import StepWork
-from simulator.pipeline import Journey
-from simulator.traces import TraceRequest
+from simulator.model.pipeline import Journey
+from simulator.workload.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

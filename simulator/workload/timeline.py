@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.errors import InvalidRequestError
-from simulator.outcomes import StepSpan
+from simulator.results.outcomes import StepSpan
 
 _PROMPT, _DECODE = "#d95f02", "#1b9e77"
 

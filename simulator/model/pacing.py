@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from runtime.errors import InvalidRequestError
 from runtime.protocol.step import Step
-from simulator.pipeline import SpeedChange, work_of
-from simulator.stage_times import ModelTimes, linear_times, load_times
+from simulator.model.pipeline import SpeedChange, work_of
+from simulator.model.stage_times import ModelTimes, linear_times, load_times
 
 LINEAR_FIELDS = ("fixed", "per_token", "per_attention", "per_context")
 

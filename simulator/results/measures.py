@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler import LimitRatios, StepWork
-from simulator.outcomes import Outcome, StepSpan, Targets
-from simulator.pipeline import PipelineSpec
+from simulator.model.pipeline import PipelineSpec
 from simulator.replay import RunResult
+from simulator.results.outcomes import Outcome, StepSpan, Targets
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from importlib import resources
 
 from runtime.errors import InvalidRequestError
 from scheduler import SchedulerLimits, split_layers
-from simulator.devices import guess_stages, num_layers_of
-from simulator.outcomes import Targets
-from simulator.pipeline import LinkSpec, PipelineSpec, SpeedChange, layer_shares
-from simulator.stage_times import load_times
-from simulator.traces import Lengths, LoadShape, Trace, at_rate, fit, read_trace, synthetic
+from simulator.model.devices import guess_stages, num_layers_of
+from simulator.model.pipeline import LinkSpec, PipelineSpec, SpeedChange, layer_shares
+from simulator.model.stage_times import load_times
+from simulator.results.outcomes import Targets
+from simulator.workload.traces import Lengths, LoadShape, Trace, at_rate, fit, read_trace, synthetic
 
 HARDWARE = "llama2-70b/h100-80gb/4"
 NUM_STAGES = 4

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from scheduler import PolicyOptions, make_policy
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions, PolicyName
-from simulator.goodput import GOOD_SHARE, search_goodput
-from simulator.measures import Summary, summarise
 from simulator.replay import Replay, ReplayOptions, RunResult
-from simulator.scenarios import Scenario
-from simulator.traces import Trace
+from simulator.results.goodput import GOOD_SHARE, search_goodput
+from simulator.results.measures import Summary, summarise
+from simulator.workload.scenarios import Scenario
+from simulator.workload.traces import Trace
 
 TOLERANCE = 0.06
 """Of a goodput: half of it is the error to expect, less than what seeds make."""

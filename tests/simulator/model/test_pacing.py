@@ -8,8 +8,8 @@ import pytest
 
 from runtime.errors import InvalidRequestError
 from runtime.protocol.step import SequenceChunk, Step
-from simulator.pacing import PacedModel, read_pace
-from simulator.stage_times import load_times
+from simulator.model.pacing import PacedModel, read_pace
+from simulator.model.stage_times import load_times
 
 DECODES = Step(0, chunks=tuple(SequenceChunk(slot, 10, (5,), sample=True) for slot in range(8)))
 EXAMPLES = sorted((Path(__file__).parents[2] / "benchmarks" / "paced").glob("*.json"))

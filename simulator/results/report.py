@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from rich.table import Table
 
 from scheduler import SchedulerInsight
-from simulator.measures import Percentiles, Summary
+from simulator.results.measures import Percentiles, Summary
 
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | float | int | bool | None
 

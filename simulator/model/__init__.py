@@ -1,0 +1,1 @@
+"""The modelled pipeline: stages, links, devices and their times."""

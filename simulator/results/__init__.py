@@ -1,0 +1,1 @@
+"""What a replay yields: outcomes, measures, goodput, reports and comparisons."""

@@ -1,0 +1,1 @@
+"""What is replayed: traces and scenarios on a timeline."""
