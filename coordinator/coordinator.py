@@ -17,7 +17,7 @@ from coordinator.membership.membership import Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
 from coordinator.replica.replica import Replica
-from coordinator.replica.shared_context import Commons
+from coordinator.replica.shared_context import SharedReplicaContext
 from coordinator.security.api_keys import ApiKeys, Tenant
 from coordinator.telemetry.telemetry import ReplicaTelemetry
 from coordinator.tokenization.model_info import ServedModel, load_served_model
@@ -105,7 +105,7 @@ class Coordinator:
         if self.model.done():  # the coordinator stops, and has said so to those who waited
             return
         self.model.set_result(model)
-        commons = Commons(
+        commons = SharedReplicaContext(
             self.coordinator_id,
             model,
             options,
@@ -125,7 +125,7 @@ class Coordinator:
         )
         await self._run_replicas(commons)
 
-    async def _run_replicas(self, commons: Commons) -> None:
+    async def _run_replicas(self, commons: SharedReplicaContext) -> None:
         """Returns when one is beyond repair, which it can be only while none has served."""
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(replica.run()) for replica in self.replicas]
@@ -192,7 +192,7 @@ class Coordinator:
         self._loading = f"{phase}: {100 * done // total}%" if total else phase
 
 
-async def _forgive(commons: Commons) -> Never:
+async def _forgive(commons: SharedReplicaContext) -> Never:
     """Has blame pass with time; not before the first service, or a bad start would never end."""
     while True:
         await asyncio.sleep(_FORGIVE_SECONDS)

@@ -29,7 +29,7 @@ from runtime.host.logs import get_logger
 from runtime.metrics.loop_lag import observe_loop_lag
 from runtime.rpc import channels, peer_authorization
 from runtime.rpc.call_metrics import count_calls
-from runtime.rpc.tls import Reach
+from runtime.rpc.tls import DialPolicy
 from runtime.version import BUILD
 
 __all__ = ["Addresses", "CoordinatorOptions", "run_coordinator", "serve_coordinator"]
@@ -162,7 +162,7 @@ def _make_mesh_service(coordinator: Coordinator) -> MeshService:
         coordinator.coordinator_id,
         options.heartbeat_seconds,
         options.heartbeat_timeout_seconds,
-        Reach(options.mesh_tls, options.is_mesh_insecure),
+        DialPolicy(options.mesh_tls, options.is_mesh_insecure),
     )
 
 

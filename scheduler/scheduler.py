@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from runtime.errors import QueueFullError
 from runtime.protocol.step import SampledToken, ScoredToken, Step, make_rows
-from scheduler.batching.admission_control import Intake
+from scheduler.batching.admission_control import AdmissionControl
 from scheduler.batching.batcher import Batcher
-from scheduler.batching.sequence_table import Population
+from scheduler.batching.sequence_table import SequenceTable
 from scheduler.batching.steps_in_flight import StepsInFlight
 from scheduler.cost_model.feedback import StageRecord
 from scheduler.limits import SchedulerLimits
@@ -24,9 +24,9 @@ from scheduler.policies.interface import Policy
 from scheduler.sequences.sequence import (
     FinishReason,
     Phase,
-    Residence,
     ScoreEvent,
     SequenceRequest,
+    SlotAllocation,
     TokenEvent,
     TrackedSequence,
 )
@@ -41,8 +41,8 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, policy: Policy) -> None:
         self._policy = policy
-        self._intake = Intake()
-        self._population = Population(limits, self._intake.shares)
+        self._intake = AdmissionControl()
+        self._population = SequenceTable(limits, self._intake.shares)
         self.num_preemptions = 0
         # Tokens of sequences that got a slot, and how many of them the prefix cache had.
         self.num_queried_tokens = 0
@@ -232,7 +232,7 @@ class Scheduler:
     # ---- inside ----------------------------------------------------------------------------------
 
     def _accept(
-        self, drawn: Iterable[tuple[Residence, SampledToken]], now: float
+        self, drawn: Iterable[tuple[SlotAllocation, SampledToken]], now: float
     ) -> tuple[TokenEvent, ...]:
         events: list[tuple[int, SampledToken, FinishReason | None]] = []
         tenants, going_on = [], []

@@ -26,15 +26,15 @@ from runtime.metrics.metrics_server import serving_metrics
 from runtime.protocol.device_codec import usage_to_proto
 from runtime.rpc import channels, peer_authorization
 from runtime.rpc.call_metrics import count_calls
-from runtime.rpc.tls import MeshTls, Reach, check_mesh_address
+from runtime.rpc.tls import DialPolicy, MeshTls, check_mesh_address
 from stage_worker.collectives.shared_file import sweep
 from stage_worker.device.device_info import device_uuid
 from stage_worker.device.device_thread import DeviceThread
-from stage_worker.execution.simulated_stage import PACED, Pace
+from stage_worker.execution.simulated_stage import PACED, StepTimeModel
 from stage_worker.loading.loading import WorkerDevice, check_model_path
 from stage_worker.mesh.health import WorkerHealth
-from stage_worker.mesh.hello import Introduction
-from stage_worker.mesh.mesh_client import Departure, stay_joined
+from stage_worker.mesh.hello import HelloFactory
+from stage_worker.mesh.mesh_client import LeaveRequest, stay_joined
 from stage_worker.service import StageService
 from stage_worker.worker import Worker
 from stage_worker.worker_metrics import count_activity, expose, expose_device
@@ -69,7 +69,7 @@ class WorkerOptions:
     device: str = "auto"
     num_threads: int = 1
     device_sharers: int = 1
-    pace: Pace | None = None
+    pace: StepTimeModel | None = None
     mesh_tls: MeshTls | None = None
     is_mesh_insecure: bool = False
     grace_seconds: float = 10.0
@@ -106,12 +106,12 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
             asyncio.TaskGroup() as tasks,
         ):
             count = partial(count_activity, metrics)
-            reach = Reach(options.mesh_tls, options.is_mesh_insecure)
+            reach = DialPolicy(options.mesh_tls, options.is_mesh_insecure)
             worker = Worker(worker_id, device, thread, tasks, reach, count)
             expose(metrics, worker, health)
             expose_device(metrics, look)
             async with _listening(options, worker, metrics, health) as address:
-                me = Introduction(
+                me = HelloFactory(
                     options.coordinator,
                     worker_id,
                     device.kind,
@@ -164,7 +164,7 @@ async def _listening(
 
 
 async def _stay_until_told(
-    me: Introduction,
+    me: HelloFactory,
     health: WorkerHealth,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
     tls: MeshTls | None,
@@ -172,7 +172,7 @@ async def _stay_until_told(
     grace_seconds: float,
 ) -> None:
     """A member's life: until the mesh releases it, or `stop` is set and its grace time is over."""
-    departure = Departure(asyncio.Event(), grace_seconds)
+    departure = LeaveRequest(asyncio.Event(), grace_seconds)
     async with asyncio.TaskGroup() as tasks:
         member = tasks.create_task(
             stay_joined(me.coordinator, me.hello, health.set_joined, departure, make_heartbeat, tls)

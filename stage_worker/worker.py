@@ -19,7 +19,7 @@ from runtime.errors import (
     StaleEpochError,
 )
 from runtime.protocol.result_codec import activity_to_proto
-from runtime.rpc.tls import Reach
+from runtime.rpc.tls import DialPolicy
 from stage_worker.collectives.group import SOLO, RankGroup
 from stage_worker.device.device_info import peak_rss_bytes, rss_bytes
 from stage_worker.device.device_thread import DeviceThread
@@ -42,7 +42,7 @@ from stage_worker.transport.result_stream import ResultsLog
 _STUCK_SECONDS = 5.0
 # For giving a group back while the process ends; what is stuck ends with the process.
 _CLOSE_SECONDS = 1.0
-_ON_LOOPBACK = Reach()
+_ON_LOOPBACK = DialPolicy()
 
 
 class Worker:
@@ -54,7 +54,7 @@ class Worker:
         device: WorkerDevice,
         thread: DeviceThread,
         tasks: asyncio.TaskGroup,
-        reach: Reach = _ON_LOOPBACK,
+        reach: DialPolicy = _ON_LOOPBACK,
         count: CountFn = count_nothing,
     ) -> None:
         """Links go as far as `reach`; `count` is told what steps take, as they take it."""

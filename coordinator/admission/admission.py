@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from coordinator.admission.sequence_factory import Asker, Tokenized, make_generations
+from coordinator.admission.sequence_factory import RequestOrigin, TokenizedRequest, make_generations
 from coordinator.engine.request_router import Dispatcher
 from coordinator.output.choice_stream import Generation
 from coordinator.output.output_stream import OutputStream
@@ -112,7 +112,7 @@ class Admission:
         grammar = await compile_grammar(request.structured_output, has_eos=has_eos)
         tokenized = await self._tokenize(request, model, grammar)
         output, generations = make_generations(
-            tokenized, model, Asker(tenant.name, arrival, account), self._sequence_ids
+            tokenized, model, RequestOrigin(tenant.name, arrival, account), self._sequence_ids
         )
         self._dispatcher.submit(generations)
         num_tokens = [len(prompt) for prompt in tokenized.prompts]
@@ -166,7 +166,7 @@ class Admission:
 
     async def _tokenize(
         self, request: GenerationRequest, model: ServedModel, grammar: str
-    ) -> Tokenized:
+    ) -> TokenizedRequest:
         longest = self.max_model_len(model)
         prompts = tuple([await token_ids(prompt, model, longest - 1) for prompt in request.prompts])
         for index, prompt in enumerate(prompts):
@@ -181,4 +181,4 @@ class Admission:
         check_num_logprobs(sampling.num_logprobs, sum(max_tokens) * request.num_choices)
         check_num_prompt_logprobs(sampling.num_prompt_logprobs, sum(map(len, prompts)))
         check_min_tokens(request.min_tokens, min(max_tokens))
-        return Tokenized(request, prompts, max_tokens, grammar)
+        return TokenizedRequest(request, prompts, max_tokens, grammar)

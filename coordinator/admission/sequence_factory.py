@@ -22,7 +22,7 @@ from scheduler import SequenceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenized:
+class TokenizedRequest:
     """A request whose prompts are token ids; `max_tokens` is per prompt, `grammar` compiled."""
 
     request: GenerationRequest
@@ -32,7 +32,7 @@ class Tokenized:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class RequestOrigin:
     """Whose request it is, when it came in the clock's seconds, and what pays for its tokens."""
 
     tenant: str
@@ -41,7 +41,10 @@ class Asker:
 
 
 def make_generations(
-    tokenized: Tokenized, model: ServedModel, asker: Asker, sequence_ids: Iterator[int]
+    tokenized: TokenizedRequest,
+    model: ServedModel,
+    asker: RequestOrigin,
+    sequence_ids: Iterator[int],
 ) -> tuple[OutputStream, list[Generation]]:
     """All choices of all prompts, in the order in which `OutputStream` counts them.
 
@@ -74,11 +77,11 @@ def _seed(request: GenerationRequest) -> int:
 
 def _make_sequence(
     sequence_id: int,
-    tokenized: Tokenized,
+    tokenized: TokenizedRequest,
     index: int,
     sampling: SlotSampling,
     stop_ids: frozenset[int],
-    asker: Asker,
+    asker: RequestOrigin,
 ) -> SequenceRequest:
     """A choice of the prompt at `index`, with the client's wishes about its turn."""
     wishes = tokenized.request.scheduling

@@ -12,7 +12,7 @@ from coordinator.telemetry.telemetry import observe_finish
 from runtime.metrics.declarations import CoordinatorMetrics
 
 
-class Roster:
+class ActiveRequests:
     """The unfinished generations of one engine, by their sequences' ids."""
 
     def __init__(self, metrics: CoordinatorMetrics, replica: int) -> None:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from coordinator.engine.active_requests import Roster
-from coordinator.engine.poison_request_detector import Suspects
+from coordinator.engine.active_requests import ActiveRequests
+from coordinator.engine.poison_request_detector import PoisonRequestDetector
 from coordinator.engine.step_loop import Clock, StepListener, StepLoop
 from coordinator.output.choice_stream import Generation
-from coordinator.output.output_processor import Deliveries
+from coordinator.output.output_processor import OutputProcessor
 from coordinator.stage_client.epoch_streams import EpochStreams
 from coordinator.telemetry.scheduler_telemetry import SchedulerTelemetry
 from coordinator.telemetry.telemetry import StepObserver
@@ -73,8 +73,8 @@ class Engine:
         self._metrics = metrics
         self._steps = StepObserver(metrics, replica)
         self._insights = SchedulerTelemetry(metrics, replica)
-        self._roster = Roster(metrics, replica)
-        self._suspects = Suspects(self._isolate)
+        self._roster = ActiveRequests(metrics, replica)
+        self._suspects = PoisonRequestDetector(self._isolate)
 
     @property
     def takes_requests(self) -> bool:
@@ -215,7 +215,7 @@ class Engine:
         assert self.scheduler is not None
         self.is_serving = True
         self.on_change(self)
-        deliveries = Deliveries(
+        deliveries = OutputProcessor(
             self.scheduler,
             self._roster,
             self._suspects,

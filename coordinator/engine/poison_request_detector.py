@@ -11,7 +11,7 @@ from typing import Final
 NUM_SUSPICIOUS_ENDS: Final = 2
 
 
-class Suspects:
+class PoisonRequestDetector:
     """The sequences of one engine, by id; lower ids are older."""
 
     def __init__(self, isolate: Callable[[int | None], None]) -> None:

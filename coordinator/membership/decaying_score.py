@@ -31,7 +31,7 @@ class _Blame:
 _Name = TypeVar("_Name", bound=Hashable)
 
 
-class Blames(Generic[_Name]):
+class DecayingScores(Generic[_Name]):
     """By name, of so many at most; the latest come last. Times are in seconds."""
 
     def __init__(self, max_names: int, halving_seconds: float | None = None) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import Final
 
-from coordinator.membership.decaying_score import Blames
-from coordinator.membership.worker_record import Member
+from coordinator.membership.decaying_score import DecayingScores
+from coordinator.membership.worker_record import WorkerRecord
 
 # A link that so many tries were held against is used no more where there is another way.
 _BROKEN_LINK: Final = 2
@@ -20,25 +20,25 @@ Link = tuple[str, str]
 """Worker ids: who sends, and to whom."""
 
 
-class Standing:
+class FaultScores:
     """Of so many workers at most, and as many links. Times are in seconds."""
 
     def __init__(self, max_workers: int) -> None:
-        self._tries: Blames[str] = Blames(max_workers)
-        self._failures: Blames[str] = Blames(max_workers)
-        self._links: Blames[Link] = Blames(max_workers, _LINK_HALVING_SECONDS)
+        self._tries: DecayingScores[str] = DecayingScores(max_workers)
+        self._failures: DecayingScores[str] = DecayingScores(max_workers)
+        self._links: DecayingScores[Link] = DecayingScores(max_workers, _LINK_HALVING_SECONDS)
 
     @property
     def broken_links(self) -> frozenset[Link]:
         """Those that more than one try was held against, and none that served since."""
         return self._links.at_least(_BROKEN_LINK)
 
-    def recall(self, member: Member) -> None:
+    def recall(self, member: WorkerRecord) -> None:
         """Tells a member what is held against it."""
         member.blame = self._tries.of(member.identity.worker_id)
         member.num_failures = self._failures.of(member.identity.worker_id)
 
-    def blame(self, suspects: Iterable[Member], now: float) -> list[Member]:
+    def blame(self, suspects: Iterable[WorkerRecord], now: float) -> list[WorkerRecord]:
         """Counts a try that one of `suspects` has spoiled; returns those that are guilty by now.
 
         Each gets the same part of the blame. One that left by itself is not blamed: nobody had to
@@ -54,19 +54,19 @@ class Standing:
         """Counts a try that came to nothing because the one does not reach the other."""
         self._links.add(link, Fraction(1), now)
 
-    def note_failure(self, members: Iterable[Member], now: float) -> None:
+    def note_failure(self, members: Iterable[WorkerRecord], now: float) -> None:
         """Counts an epoch that served until one of these failed: the ranks of a stage."""
         for member in members:
             self._failures.add(member.identity.worker_id, Fraction(1), now)
             self.recall(member)
 
-    def excuse(self, members: Iterable[Member]) -> None:
+    def excuse(self, members: Iterable[WorkerRecord]) -> None:
         """A request was found to end epochs, so nobody is known to have failed by itself."""
         self._failures.clear()
         for member in members:
             self.recall(member)
 
-    def acquit(self, members: Iterable[Member], links: Iterable[Link]) -> None:
+    def acquit(self, members: Iterable[WorkerRecord], links: Iterable[Link]) -> None:
         """They serve together over `links`, so none of them spoils every try.
 
         What failed at work may do so again.
@@ -78,7 +78,7 @@ class Standing:
         for link in links:
             self._links.drop(link)
 
-    def forgive(self, members: Iterable[Member], now: float) -> bool:
+    def forgive(self, members: Iterable[WorkerRecord], now: float) -> bool:
         """Forgets what has passed by `now`; whether that was anything."""
         passed = [each.halve(now) for each in (self._tries, self._failures, self._links)]
         for member in members:

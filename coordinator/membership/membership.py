@@ -8,15 +8,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from coordinator.membership.assignment import Assignment
-from coordinator.membership.fault_scores import Standing
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.fault_scores import FaultScores
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from runtime.errors import InvalidRequestError, ProtocolVersionError, WorkerRefusedError
 from runtime.rpc.channels import split_address
 from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256
 
-ChooseFn = Callable[[Sequence[Member]], tuple[Member, ...] | None]
+ChooseFn = Callable[[Sequence[WorkerRecord]], tuple[WorkerRecord, ...] | None]
 
 
 class Membership:
@@ -24,16 +24,16 @@ class Membership:
 
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
-        self._members: dict[str, Member] = {}
-        self.standing = Standing(max_workers)
+        self._members: dict[str, WorkerRecord] = {}
+        self.standing = FaultScores(max_workers)
         self._changed = asyncio.Event()
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[WorkerRecord, ...]:
         """Everybody who is in, first come first."""
         return tuple(self._members.values())
 
-    def join(self, identity: WorkerIdentity, held: Assignment | None = None) -> Member:
+    def join(self, identity: WorkerIdentity, held: Assignment | None = None) -> WorkerRecord:
         """Lets a worker in, which may hold a part of a model from before; raises what `check` does.
 
         It keeps the blame that it went with.
@@ -41,7 +41,7 @@ class Membership:
         self.check(identity)
         for member in self._predecessors(identity):
             self.leave(member, "it joined anew")
-        member = Member(identity, held)
+        member = WorkerRecord(identity, held)
         self.standing.recall(member)
         self._members[identity.worker_id] = member
         self._changed.set()
@@ -56,7 +56,7 @@ class Membership:
             worker = identity.address[:MAX_FIELD_LENGTH] or "without an address"
             raise WorkerRefusedError(worker=worker, reason=reason)
 
-    def leave(self, member: Member, reason: str) -> None:
+    def leave(self, member: WorkerRecord, reason: str) -> None:
         """Takes a worker out; whoever watches it learns why. Only the first call counts."""
         if member.gone.is_set():
             return
@@ -71,7 +71,7 @@ class Membership:
             self._changed.set()
 
     @property
-    def free(self) -> tuple[Member, ...]:
+    def free(self) -> tuple[WorkerRecord, ...]:
         """Those that stand by: no replica has them, and they stay."""
         return tuple(
             member
@@ -79,7 +79,7 @@ class Membership:
             if member.replica is None and not member.is_draining
         )
 
-    async def take(self, replica: int, choose: ChooseFn) -> tuple[Member, ...]:
+    async def take(self, replica: int, choose: ChooseFn) -> tuple[WorkerRecord, ...]:
         """Lends `replica` whom `choose` picks of those that are free, as soon as it picks.
 
         All at once: replicas that each hold a part of what they need would wait for ever.
@@ -90,7 +90,7 @@ class Membership:
             member.replica = replica
         return members
 
-    def give_back(self, members: Iterable[Member]) -> None:
+    def give_back(self, members: Iterable[WorkerRecord]) -> None:
         """They stand by again, for whoever waits; those that drain may go."""
         for member in members:
             member.replica = None
@@ -98,7 +98,7 @@ class Membership:
                 self._release(member)
         self._changed.set()
 
-    def drain(self, member: Member, deadline: float) -> None:
+    def drain(self, member: WorkerRecord, deadline: float) -> None:
         """Asks a worker to leave once it is not needed, and by `deadline` in any case."""
         member.drain_deadline = min(member.drain_deadline, deadline)
         if member.replica is None:
@@ -114,7 +114,7 @@ class Membership:
         self._changed.clear()
         await self._changed.wait()
 
-    def _release(self, member: Member) -> None:
+    def _release(self, member: WorkerRecord) -> None:
         member.is_released = True
         self.leave(member, "it was drained")
 
@@ -142,7 +142,7 @@ class Membership:
             return f"the mesh has its {self._max_workers} workers"
         return ""
 
-    def _predecessors(self, identity: WorkerIdentity) -> list[Member]:
+    def _predecessors(self, identity: WorkerIdentity) -> list[WorkerRecord]:
         """Earlier lives of the same worker, whose end has not been noticed yet.
 
         Two processes of one node cannot listen at one address, so the older one is gone.

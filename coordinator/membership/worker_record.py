@@ -33,7 +33,7 @@ class WorkerIdentity:
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class WorkerRecord:
     """One joined worker process; `held` is the part of a model that it has loaded.
 
     `replica` is the one that it is lent to; `has_served` says that a canary came out right through

@@ -5,8 +5,8 @@ It listens; what a sequence's end means beyond its client is the engine's.
 
 from collections.abc import Callable
 
-from coordinator.engine.active_requests import Roster
-from coordinator.engine.poison_request_detector import Suspects
+from coordinator.engine.active_requests import ActiveRequests
+from coordinator.engine.poison_request_detector import PoisonRequestDetector
 from coordinator.output.choice_stream import Generation
 from coordinator.telemetry.telemetry import StepObserver
 from runtime.errors import GrammarError, StagemeshError
@@ -15,14 +15,14 @@ from runtime.protocol.step import Step
 from scheduler import QueueForecast, Scheduler, ScoreEvent, TokenEvent
 
 
-class Deliveries:
+class OutputProcessor:
     """The listener of the requests' step loop, as long as one epoch serves."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        roster: Roster,
-        suspects: Suspects,
+        roster: ActiveRequests,
+        suspects: PoisonRequestDetector,
         queue: QueueForecast,
         steps: StepObserver,
         metrics: CoordinatorMetrics,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from coordinator.membership.assignment import Assignment
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
 from runtime.errors import StagemeshError
@@ -41,7 +41,7 @@ def make_plan(
 
 
 def fits_memory(
-    assignments: Sequence[Assignment], members: Sequence[Member], weights_bytes: int
+    assignments: Sequence[Assignment], members: Sequence[WorkerRecord], weights_bytes: int
 ) -> bool:
     """Whether the devices hold their parts of weights of so many bytes, and the KV cache asked for.
 

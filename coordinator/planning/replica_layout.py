@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.membership.assignment import Assignment
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import AUTO_DTYPE, CoordinatorOptions
 from runtime.checkpoints.model_store import BUNDLED_MODEL
 from runtime.errors import InvalidRequestError, NeverFitsError, RankCountError
@@ -73,7 +73,7 @@ def plan_replica(
 
 
 def settle_dtype(
-    assignments: tuple[Assignment, ...], config: ModelConfig, members: Sequence[Member]
+    assignments: tuple[Assignment, ...], config: ModelConfig, members: Sequence[WorkerRecord]
 ) -> tuple[Assignment, ...]:
     """What `auto` comes to: the checkpoint's dtype if all compute it at full speed, or float32."""
     if assignments[0].dtype != AUTO_DTYPE:

@@ -13,11 +13,11 @@ from typing import Final
 
 from coordinator.membership.assignment import Assignment
 from coordinator.membership.fault_scores import Link
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 
 # One stage's assignments, by rank; and who carries them out.
 _Stage = tuple[Assignment, ...]
-_Ranks = tuple[Member, ...]
+_Ranks = tuple[WorkerRecord, ...]
 
 # A search among many workers that reach few others ends in time, with nothing found.
 _MAX_DETOUR_STEPS: Final = 10_000
@@ -25,9 +25,9 @@ _MAX_DETOUR_STEPS: Final = 10_000
 
 def place(
     assignments: Sequence[Assignment],
-    members: Sequence[Member],
+    members: Sequence[WorkerRecord],
     broken: AbstractSet[Link] = frozenset(),
-) -> tuple[Member, ...] | None:
+) -> tuple[WorkerRecord, ...] | None:
     """Who carries out which assignment; None while the members do not suffice.
 
     A stage goes first where most of it is loaded already, then to the host whose free worker joined
@@ -42,7 +42,7 @@ def place(
     return _detour(assignments, _computing(members), broken)
 
 
-def links_of(assignments: Sequence[Assignment], placed: Sequence[Member]) -> Iterator[Link]:
+def links_of(assignments: Sequence[Assignment], placed: Sequence[WorkerRecord]) -> Iterator[Link]:
     """Which worker sends to which in such a placement: every rank to every one of the next stage.
 
     Most ranks send to one of them only, but hosts that do not reach each other are what breaks.
@@ -52,14 +52,14 @@ def links_of(assignments: Sequence[Assignment], placed: Sequence[Member]) -> Ite
     return chain.from_iterable(starmap(_links, pairwise(stages)))
 
 
-def _links(senders: Sequence[Member], receivers: Sequence[Member]) -> Iterator[Link]:
+def _links(senders: Sequence[WorkerRecord], receivers: Sequence[WorkerRecord]) -> Iterator[Link]:
     pairs = product(senders, receivers)
     return ((one.identity.worker_id, other.identity.worker_id) for one, other in pairs)
 
 
 def _place_least_blamed(
-    assignments: Sequence[Assignment], members: Sequence[Member]
-) -> tuple[Member, ...] | None:
+    assignments: Sequence[Assignment], members: Sequence[WorkerRecord]
+) -> tuple[WorkerRecord, ...] | None:
     members = _computing(members)
     blamed = [member for member in members if member.gives_way]
     blamed.sort(key=lambda member: (*member.demerits, not _holds(member, assignments)))
@@ -72,8 +72,8 @@ def _place_least_blamed(
 
 
 def _place(
-    assignments: Sequence[Assignment], members: Sequence[Member]
-) -> tuple[Member, ...] | None:
+    assignments: Sequence[Assignment], members: Sequence[WorkerRecord]
+) -> tuple[WorkerRecord, ...] | None:
     """Likewise, whatever they are blamed for."""
     if len(members) < len(assignments):
         return None
@@ -81,7 +81,7 @@ def _place(
     stages.sort(key=lambda ranks: (-_num_held(ranks, members), -len(ranks)))
     # Who holds another stage's part is taken only where nobody else is free.
     free = sorted(members, key=lambda each: (_holds(each, assignments), each.held is not None))
-    placed: dict[Assignment, Member] = {}
+    placed: dict[Assignment, WorkerRecord] = {}
     for ranks in stages:
         hosts = sorted(_hosts(free), key=lambda host: -_num_held(ranks, host))
         host = next((host for host in hosts if len(host) >= len(ranks)), None)
@@ -94,8 +94,8 @@ def _place(
 
 
 def _detour(
-    assignments: Sequence[Assignment], members: Sequence[Member], broken: AbstractSet[Link]
-) -> tuple[Member, ...] | None:
+    assignments: Sequence[Assignment], members: Sequence[WorkerRecord], broken: AbstractSet[Link]
+) -> tuple[WorkerRecord, ...] | None:
     """Likewise, over no broken link: the first that is found, depth first, stage by stage."""
     stages = list(_by_stage(assignments))
     choices = [_groups(ranks, members, broken) for ranks in stages]
@@ -119,7 +119,9 @@ def _detour(
     return None if found is None else tuple(chain.from_iterable(found))
 
 
-def _groups(ranks: _Stage, members: Sequence[Member], broken: AbstractSet[Link]) -> list[_Ranks]:
+def _groups(
+    ranks: _Stage, members: Sequence[WorkerRecord], broken: AbstractSet[Link]
+) -> list[_Ranks]:
     """Who may be the ranks of one stage, the best first: as `place` chooses, each worker once.
 
     And once more with those at the ends of broken links last: a host may have enough others.
@@ -138,7 +140,7 @@ def _groups(ranks: _Stage, members: Sequence[Member], broken: AbstractSet[Link])
     )
 
 
-def what_is_missing(assignments: Sequence[Assignment], members: Sequence[Member]) -> str:
+def what_is_missing(assignments: Sequence[Assignment], members: Sequence[WorkerRecord]) -> str:
     """What a plan waits for that cannot be placed, for people."""
     members = _computing(members)
     if len(members) < len(assignments):
@@ -152,7 +154,7 @@ def what_is_missing(assignments: Sequence[Assignment], members: Sequence[Member]
     )
 
 
-def _computing(members: Sequence[Member]) -> Sequence[Member]:
+def _computing(members: Sequence[WorkerRecord]) -> Sequence[WorkerRecord]:
     """Those that compute; paced ones only where there are no others: the two would not agree."""
     return [each for each in members if each.identity.device_kind != "paced"] or members
 
@@ -163,23 +165,23 @@ def _by_stage(assignments: Sequence[Assignment]) -> Iterator[_Stage]:
         yield tuple(ranks)
 
 
-def _hosts(members: Sequence[Member]) -> list[list[Member]]:
+def _hosts(members: Sequence[WorkerRecord]) -> list[list[WorkerRecord]]:
     """The members by node; nodes and members in the order in which they joined."""
-    hosts: dict[str, list[Member]] = {}
+    hosts: dict[str, list[WorkerRecord]] = {}
     for member in members:
         hosts.setdefault(member.identity.node, []).append(member)
     return list(hosts.values())
 
 
-def _num_held(ranks: _Stage, members: Sequence[Member]) -> int:
+def _num_held(ranks: _Stage, members: Sequence[WorkerRecord]) -> int:
     return sum(_holds(member, ranks) for member in members)
 
 
-def _holds(member: Member, ranks: Sequence[Assignment]) -> bool:
+def _holds(member: WorkerRecord, ranks: Sequence[Assignment]) -> bool:
     return _held_part(member, ranks) is not None
 
 
-def _held_part(member: Member, ranks: Sequence[Assignment]) -> Assignment | None:
+def _held_part(member: WorkerRecord, ranks: Sequence[Assignment]) -> Assignment | None:
     """Which of these the member holds, be it for another replica: the weights are the same."""
     held = member.held
     if held is None:
@@ -187,9 +189,9 @@ def _held_part(member: Member, ranks: Sequence[Assignment]) -> Assignment | None
     return next((each for each in ranks if each == replace(held, replica=each.replica)), None)
 
 
-def _settle(ranks: _Stage, host: Sequence[Member]) -> dict[Assignment, Member]:
+def _settle(ranks: _Stage, host: Sequence[WorkerRecord]) -> dict[Assignment, WorkerRecord]:
     """Each rank to whoever of this host holds it, the rest in the order in which they joined."""
-    keeping: dict[Assignment, Member] = {}
+    keeping: dict[Assignment, WorkerRecord] = {}
     # Its own come first, so that replicas that end together find their workers again.
     for member in sorted(host, key=lambda member: member.held not in ranks):
         part = _held_part(member, ranks)

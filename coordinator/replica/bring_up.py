@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from coordinator.membership.assignment import Assignment, LoadReport
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import served_len
 from coordinator.stage_client.stage_client import EpochPlace, EpochPlan, StageLink
@@ -26,7 +26,7 @@ Ranks = tuple[StageLink, ...]
 
 
 def check_devices(
-    backend: str, assignments: Sequence[Assignment], members: Sequence[Member]
+    backend: str, assignments: Sequence[Assignment], members: Sequence[WorkerRecord]
 ) -> None:
     """Raises `WorkerRefusedError` where the ranks of a stage could not exchange what they compute.
 

@@ -13,7 +13,7 @@ from typing import Never
 from coordinator.engine.engine import Engine
 from coordinator.membership.assignment import Assignment
 from coordinator.membership.membership import Membership
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.worker_assignment import place
 from coordinator.replica.fault_attribution import judge
@@ -34,20 +34,20 @@ def is_planned(error: StagemeshError) -> bool:
     return isinstance(error, EpochEndedError) and error.cause in (DRAINED, REGROWN)
 
 
-class Succession:
+class EpochSupervisor:
     """The watch over one epoch; `spares` are lent to the replica, to be given back with it."""
 
     def __init__(
         self,
         assignments: tuple[Assignment, ...],
         wanted: tuple[Assignment, ...],
-        members: Sequence[Member],
+        members: Sequence[WorkerRecord],
         engine: Engine,
         membership: Membership,
         options: CoordinatorOptions,
     ) -> None:
         """`wanted` is the plan that was asked for, `assignments` the one that is carried out."""
-        self.spares: tuple[Member, ...] = ()
+        self.spares: tuple[WorkerRecord, ...] = ()
         self._assignments = assignments
         self._wanted = wanted
         self._members = members
@@ -66,11 +66,11 @@ class Succession:
         raise EpochEndedError(cause=DRAINED, detail=f"worker {names} leaves")
 
     @property
-    def _draining(self) -> list[Member]:
+    def _draining(self) -> list[WorkerRecord]:
         return [member for member in self._members if member.is_draining]
 
     @property
-    def _staying(self) -> list[Member]:
+    def _staying(self) -> list[WorkerRecord]:
         return [member for member in self._members if not member.is_draining]
 
     def _has_news(self) -> bool:
@@ -121,18 +121,18 @@ class Succession:
         self._membership.give_back(self.spares)
         self.spares = ()
 
-    def _find_spares(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+    def _find_spares(self, free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
         successors = self._successors([member for member in free if not member.is_guilty])
         return tuple(member for _, member in successors) or None
 
-    def _successors(self, spares: Sequence[Member]) -> list[tuple[Assignment, Member]]:
+    def _successors(self, spares: Sequence[WorkerRecord]) -> list[tuple[Assignment, WorkerRecord]]:
         """Who of these takes over which part; none if they do not suffice."""
         there = [*self._staying, *spares]
         placed = place(self._assignments, there, self._membership.standing.broken_links) or ()
         parts = zip(self._assignments, placed, strict=False)
         return [(part, member) for part, member in parts if member not in self._members]
 
-    async def _load(self, part: Assignment, member: Member) -> None:
+    async def _load(self, part: Assignment, member: WorkerRecord) -> None:
         async with StageLink.connect(member, self._options) as link:
             member.held = None
             await link.load(part, lambda done_bytes, total_bytes: None)

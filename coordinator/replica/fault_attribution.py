@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from coordinator.membership.membership import Membership
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.stage_client.root_cause import is_echo
 from runtime.errors import (
     LinkBrokenError,
@@ -26,12 +26,12 @@ _NAMES_WORKER: Final = (WorkerDiedError, WorkerFailedError, WorkerRefusedError)
 
 def judge(
     cause: StagemeshError,
-    members: Sequence[Member],
+    members: Sequence[WorkerRecord],
     membership: Membership,
     now: float,
     *,
     was_serving: bool,
-) -> list[Member]:
+) -> list[WorkerRecord]:
     """Holds an end that was not planned against whom it speaks; who is guilty by now.
 
     While requests run, a stage's failure may be a request's fault, so it is only noted. A link that
@@ -52,8 +52,8 @@ def judge(
 
 
 def _suspects(
-    cause: StagemeshError, members: Sequence[Member], *, was_serving: bool
-) -> Sequence[Member]:
+    cause: StagemeshError, members: Sequence[WorkerRecord], *, was_serving: bool
+) -> Sequence[WorkerRecord]:
     """One of these is to blame, or nobody.
 
     Those that the cause names. Where it names nobody, and the epoch did not come to serve, those

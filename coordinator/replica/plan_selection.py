@@ -10,13 +10,13 @@ from contextlib import suppress
 
 from coordinator.membership.assignment import Assignment
 from coordinator.membership.fault_scores import Link
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.degraded_layout import fits_memory, make_plan, smaller_options
 from coordinator.planning.replica_layout import settle_dtype, with_dtype
 from coordinator.planning.worker_assignment import place, what_is_missing
-from coordinator.replica.retry_policy import Patience
-from coordinator.replica.shared_context import Commons
+from coordinator.replica.retry_policy import FormationRetryPolicy
+from coordinator.replica.shared_context import SharedReplicaContext
 from coordinator.telemetry.telemetry import ReplicaTelemetry
 from runtime.errors import StagemeshError
 
@@ -30,7 +30,7 @@ class ReplicaPlan:
 
     def __init__(
         self,
-        commons: Commons,
+        commons: SharedReplicaContext,
         replica: int,
         asked_for: tuple[Assignment, ...],
         telemetry: ReplicaTelemetry,
@@ -59,7 +59,7 @@ class ReplicaPlan:
         return what_is_missing(self.assignments, self._commons.membership.free)
 
     async def is_hopeless(
-        self, patience: Patience, cause: StagemeshError, members: Sequence[Member]
+        self, patience: FormationRetryPolicy, cause: StagemeshError, members: Sequence[WorkerRecord]
     ) -> bool:
         """Whether to give up after `cause`, with which a try of `members` has ended.
 
@@ -76,7 +76,7 @@ class ReplicaPlan:
                 await commons.membership.wait_until(lambda: not is_over())
         return is_over()
 
-    def _has_others(self, members: Sequence[Member]) -> bool:
+    def _has_others(self, members: Sequence[WorkerRecord]) -> bool:
         """Whether workers that spoiled nothing could carry it out, and not just `members` again."""
         there = [
             member
@@ -88,7 +88,7 @@ class ReplicaPlan:
         placed = place(self.assignments, there, self._commons.membership.standing.broken_links)
         return placed is not None and set(placed) != set(members)
 
-    async def take_members(self) -> tuple[Member, ...]:
+    async def take_members(self) -> tuple[WorkerRecord, ...]:
         """Workers for the plan that was asked for, after a while for one that makes do with fewer.
 
         Before the first service nothing less than what was asked for is served. Over a broken link
@@ -104,7 +104,7 @@ class ReplicaPlan:
         except TimeoutError:
             return await membership.take(self._replica, self._choose_any)
 
-    def _choose_whole(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+    def _choose_whole(self, free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
         """Its workers for the plan that was asked for, as soon as there are enough for it.
 
         For a smaller one at once where they do not reach each other: to wait would not help.
@@ -116,14 +116,14 @@ class ReplicaPlan:
         smaller = self._choose_smaller(free, broken) if self._commons.has_served else None
         return smaller or self._choose(free)
 
-    def _choose_any(self, free: Sequence[Member]) -> tuple[Member, ...] | None:
+    def _choose_any(self, free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
         """Its workers for the largest plan that is possible."""
         broken = self._commons.membership.standing.broken_links
         return self._choose_smaller(free, broken) or self._choose_smaller(free)
 
     def _choose(
-        self, free: Sequence[Member], broken: AbstractSet[Link] = frozenset()
-    ) -> tuple[Member, ...] | None:
+        self, free: Sequence[WorkerRecord], broken: AbstractSet[Link] = frozenset()
+    ) -> tuple[WorkerRecord, ...] | None:
         """Its workers, if those that are free suffice; which also settles what they compute in."""
         commons = self._commons
         plan = with_dtype(self.assignments, commons.dtype)
@@ -134,8 +134,8 @@ class ReplicaPlan:
         return members
 
     def _choose_smaller(
-        self, free: Sequence[Member], broken: AbstractSet[Link] = frozenset()
-    ) -> tuple[Member, ...] | None:
+        self, free: Sequence[WorkerRecord], broken: AbstractSet[Link] = frozenset()
+    ) -> tuple[WorkerRecord, ...] | None:
         """Its workers for the largest plan that is possible with those that are free."""
         model = self._commons.model
         for options in smaller_options(self._commons.options):

@@ -12,7 +12,7 @@ from typing import Never
 
 from coordinator.engine.engine import Engine
 from coordinator.membership.assignment import Assignment
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.planning.worker_assignment import links_of
 from coordinator.replica.bring_up import (
     Ranks,
@@ -24,12 +24,12 @@ from coordinator.replica.bring_up import (
 )
 from coordinator.replica.canary import CanaryReference
 from coordinator.replica.canary_check import check_route, find_reference
-from coordinator.replica.epoch_supervisor import Succession, is_planned
+from coordinator.replica.epoch_supervisor import EpochSupervisor, is_planned
 from coordinator.replica.fault_attribution import judge
 from coordinator.replica.phases import NEXT_PHASES, Phase
 from coordinator.replica.plan_selection import ReplicaPlan
-from coordinator.replica.retry_policy import Patience
-from coordinator.replica.shared_context import Commons
+from coordinator.replica.retry_policy import FormationRetryPolicy
+from coordinator.replica.shared_context import SharedReplicaContext
 from coordinator.stage_client.epoch_streams import open_streams
 from coordinator.stage_client.root_cause import end_of
 from coordinator.stage_client.stage_client import EpochId, EpochPlan, StageLink
@@ -47,7 +47,7 @@ class Replica:
 
     def __init__(
         self,
-        commons: Commons,
+        commons: SharedReplicaContext,
         assignments: tuple[Assignment, ...],
         engine: Engine,
         telemetry: ReplicaTelemetry,
@@ -63,13 +63,13 @@ class Replica:
         self.failure = ""
         self.last_cause = ""
         self.epoch = EpochId(commons.coordinator_id, 0)
-        self.members: tuple[Member, ...] = ()
+        self.members: tuple[WorkerRecord, ...] = ()
         self._commons = commons
         self._plan = ReplicaPlan(commons, self.number, assignments, telemetry)
-        self._succession: Succession | None = None
+        self._succession: EpochSupervisor | None = None
         self._canary_progress = ""
         options = commons.options
-        self._patience = Patience(options.backoff_seconds, options.max_backoff_seconds)
+        self._patience = FormationRetryPolicy(options.backoff_seconds, options.max_backoff_seconds)
         self._membership = commons.membership
         self._log = _log.bind(replica=self.number)
 
@@ -106,7 +106,7 @@ class Replica:
             if self.is_serving:
                 self.telemetry.stop_serving(self.engine.clock(), self.epoch.counter, cause)
             is_on_purpose = is_planned(cause)
-            guilty: list[Member] = []
+            guilty: list[WorkerRecord] = []
             if not is_on_purpose:
                 self._patience.count(cause, has_just_served=self.is_serving)
                 now = asyncio.get_running_loop().time()
@@ -124,7 +124,7 @@ class Replica:
             self._enter(Phase.WAITING)
 
     def _end_epoch(
-        self, cause: StagemeshError, guilty: Sequence[Member], *, is_on_purpose: bool
+        self, cause: StagemeshError, guilty: Sequence[WorkerRecord], *, is_on_purpose: bool
     ) -> None:
         """Requests wait again, workers stand by again, but for those that spoiled it."""
         if guilty:
@@ -141,7 +141,7 @@ class Replica:
         self._membership.give_back((*self.members, *spares))
         self.members, self._succession = (), None
 
-    async def _run_epoch(self, members: tuple[Member, ...]) -> None:
+    async def _run_epoch(self, members: tuple[WorkerRecord, ...]) -> None:
         """Never returns: one try from loading to serving, over when anything in it fails."""
         options = self._plan.options
         check_devices(options.backend, self.assignments, members)
@@ -158,7 +158,7 @@ class Replica:
 
     async def _watch_succession(self) -> Never:
         plan, members = self._plan, self.members
-        self._succession = Succession(
+        self._succession = EpochSupervisor(
             plan.assignments, plan.asked_for, members, self.engine, self._membership, plan.options
         )
         await self._succession.run()

@@ -27,7 +27,7 @@ _MAX_EQUAL_FAILURES: Final = 5
 _MAX_DOUBLINGS: Final = 16
 
 
-class Patience:
+class FormationRetryPolicy:
     """The failures of one replica; pauses are in seconds."""
 
     def __init__(self, backoff_seconds: float, max_backoff_seconds: float) -> None:

@@ -11,7 +11,7 @@ from coordinator.tokenization.model_info import ServedModel
 
 
 @dataclass(slots=True)
-class Commons:
+class SharedReplicaContext:
     """One per coordinator.
 
     `dtype` is what `auto` came to when the first replica formed: with another, the tokens of

@@ -7,7 +7,7 @@ from coordinator.options import CoordinatorOptions
 from coordinator.security.api_keys import read_key_file
 from runtime.addresses import is_loopback, is_unspecified
 from runtime.errors import OpenDoorError, WorkerRefusedError
-from runtime.rpc.tls import Reach, check_mesh_address
+from runtime.rpc.tls import DialPolicy, check_mesh_address
 
 
 def check_access(options: CoordinatorOptions) -> None:
@@ -24,7 +24,7 @@ def check_access(options: CoordinatorOptions) -> None:
                 raise OpenDoorError(address=address)
 
 
-def check_worker_address(address: str, reach: Reach) -> None:
+def check_worker_address(address: str, reach: DialPolicy) -> None:
     """Raises `WorkerRefusedError` for an address that this mesh dials for nobody.
 
     One that stands for all interfaces would be the coordinator's own machine. And a mesh for

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from coordinator.stage_client.failure_source import Reporter
+from coordinator.stage_client.failure_source import RankFailureSource
 from coordinator.stage_client.result_validation import check_part, check_tokens
 from coordinator.stage_client.root_cause import raise_end
 from coordinator.stage_client.stage_client import EpochPlan, ForwardCall, ResultsCall, StageLink
@@ -59,7 +59,9 @@ class EpochStreams:
         self._credits = [plan.window] * len(forward)
         self._results: list[StepResult] = []
         self._records: list[StageRecord] = []
-        self._reporters = [Reporter(stage, 0, addresses) for stage in range(len(addresses))]
+        self._reporters = [
+            RankFailureSource(stage, 0, addresses) for stage in range(len(addresses))
+        ]
         # Steps sent so far, and those that each stage has answered.
         self._num_sent = 0
         self._num_answered = [0] * len(addresses)
@@ -189,7 +191,7 @@ class EpochStreams:
             self._wake.set()
 
 
-async def read_failure(reporter: Reporter, call: ResultsCall) -> None:
+async def read_failure(reporter: RankFailureSource, call: ResultsCall) -> None:
     """Never returns: waits for what another rank than 0 failed of."""
     end = reporter.closed("results")
     try:
@@ -247,4 +249,4 @@ def _result_readers(
         is_last = stage == len(results) - 1
         yield streams.read_results(stage, first, record, vocab_size if is_last else None)
         for rank, call in enumerate(others, start=1):
-            yield read_failure(Reporter(stage, rank, addresses), call)
+            yield read_failure(RankFailureSource(stage, rank, addresses), call)

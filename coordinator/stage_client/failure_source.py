@@ -21,7 +21,7 @@ _HOP: Final = re.compile(r"next stage (\S+): ")
 
 
 @dataclass(frozen=True, slots=True)
-class Reporter:
+class RankFailureSource:
     """One rank; `addresses` are those of the workers of its replica, by stage and rank."""
 
     stage: int

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from coordinator.membership.assignment import Assignment, LoadReport
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.replica.canary import CanaryReference
 from coordinator.stage_client.assignment_codec import BACKENDS, OVERLAPS, assignment_to_proto
@@ -78,7 +78,7 @@ class StageLink:
 
     def __init__(
         self,
-        member: Member,
+        member: WorkerRecord,
         channel: grpc.aio.Channel,
         call_seconds: float,
         progress_seconds: float,
@@ -91,7 +91,7 @@ class StageLink:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, member: Member, options: CoordinatorOptions
+        cls, member: WorkerRecord, options: CoordinatorOptions
     ) -> AsyncIterator["StageLink"]:
         """A link whose channel, and with it every call left open, is closed at the end."""
         tls = None if options.mesh_tls is None else options.mesh_tls.towards(Role.WORKER)

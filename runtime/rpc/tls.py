@@ -119,7 +119,7 @@ class MeshTls:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class DialPolicy:
     """How far links of the mesh may go: without `tls` on loopback only, unless `is_insecure`."""
 
     tls: MeshTls | None = None
@@ -161,7 +161,7 @@ def trusting(authority: Path) -> ChannelTls:
 
 def check_mesh_address(address: str, option: str, tls: MeshTls | None, is_insecure: bool) -> None:
     """Raises `InsecureMeshError` for an address that others reach without TLS, unless wanted so."""
-    if not Reach(tls, is_insecure).includes(address):
+    if not DialPolicy(tls, is_insecure).includes(address):
         raise InsecureMeshError(option=option, address=address)
 
 

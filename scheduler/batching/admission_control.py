@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler.kv_cache.memory_forecast import OutputLengths, num_admissible
-from scheduler.kv_cache.slot_allocator import Residences
+from scheduler.kv_cache.slot_allocator import SlotAllocator
 from scheduler.sequences.queues import SequenceQueues
 from scheduler.sequences.sequence import TrackedSequence
 from scheduler.sequences.tenant_fairness import OUTPUT_WEIGHT, FairShare
@@ -20,7 +20,7 @@ NUM_RUNNING_PER_STEP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class QueueHead:
     """Who gets a slot next, in this order; memory to their ends is there for the first so many."""
 
     waiting: Sequence[TrackedSequence]
@@ -32,7 +32,7 @@ class Line:
         return self.waiting[: self.num_admissible]
 
 
-class Intake:
+class AdmissionControl:
     """What a scheduler remembers of sequences that are gone."""
 
     def __init__(self) -> None:
@@ -47,26 +47,26 @@ class Intake:
         self._num_steps_to_forecast = 0
         self._most_running = 0
 
-    def line(self, queues: SequenceQueues, residences: Residences, now: float) -> Line:
+    def line(self, queues: SequenceQueues, residences: SlotAllocator, now: float) -> QueueHead:
         """The line at this moment."""
         waiting = queues.next_in_line(now, MAX_LOOKED_AT)
         candidates = waiting[: residences.num_slots_free]
         if not candidates or residences.num_blocks_free == 0:
-            return Line(waiting, 0)
+            return QueueHead(waiting, 0)
         final_tokens = sum(sequence.final_len for sequence in candidates)
         if residences.num_final_tokens + final_tokens <= residences.capacity_tokens:
-            return Line(waiting, len(candidates))  # whatever comes
+            return QueueHead(waiting, len(candidates))  # whatever comes
         if self._num_steps_to_forecast == 0:
             self._forecast(queues, residences, candidates)
         else:
             self._num_steps_to_forecast -= 1
         number = self._most_running - residences.num_slots_used
-        return Line(waiting, max(0, min(len(candidates), number)))
+        return QueueHead(waiting, max(0, min(len(candidates), number)))
 
     def _forecast(
         self,
         queues: SequenceQueues,
-        residences: Residences,
+        residences: SlotAllocator,
         candidates: Sequence[TrackedSequence],
     ) -> None:
         """Finds out how many may run; where not all, that holds for some steps."""

@@ -10,12 +10,12 @@ from itertools import chain
 
 from runtime.protocol.step import SlotOpening
 from scheduler.batching.microbatch import MicrobatchDraft
-from scheduler.batching.preemption import Victims
-from scheduler.kv_cache.slot_allocator import Residences
+from scheduler.batching.preemption import PreemptionCandidates
+from scheduler.kv_cache.slot_allocator import SlotAllocator
 from scheduler.limits import SchedulerLimits
 from scheduler.policies.interface import Policy, SchedulerView
 from scheduler.sequences.queues import SequenceQueues
-from scheduler.sequences.sequence import Phase, Residence, TrackedSequence
+from scheduler.sequences.sequence import Phase, SlotAllocation, TrackedSequence
 from scheduler.sequences.tenant_fairness import FairShare
 
 MAX_PUT_OFF = 16
@@ -30,7 +30,7 @@ class Batcher:
         limits: SchedulerLimits,
         policy: Policy,
         queues: SequenceQueues,
-        residences: Residences,
+        residences: SlotAllocator,
         shares: FairShare,
         view: SchedulerView,
         line: Sequence[TrackedSequence],
@@ -49,7 +49,7 @@ class Batcher:
         self.num_hit_tokens = 0
         # Whose prompts this microbatch holds a part of.
         self._prompts: list[TrackedSequence] = []
-        self._victims: Victims | None = None
+        self._victims: PreemptionCandidates | None = None
 
     def fill(self) -> MicrobatchDraft:
         """Takes decodes, then prompts that have begun and waiting ones; returns the draft."""
@@ -69,7 +69,7 @@ class Batcher:
         """Takes decodes until there are so many, but for those that find no block."""
         ready, draws = self._queues.ready, self.draft.draws
         taken: list[TrackedSequence] = []
-        stays: list[Residence] = []
+        stays: list[SlotAllocation] = []
         grown: dict[int, tuple[int, ...]] = {}
         for sequence_id in sequence_ids:
             if len(draws) == num_wanted:
@@ -93,7 +93,7 @@ class Batcher:
         """Whether a block is free, if need be by preempting those that are less urgent."""
         while self._residences.num_blocks_free == 0:  # blocks that others share stay taken
             if self._victims is None:
-                self._victims = Victims(self._queues.running(), self.draft)
+                self._victims = PreemptionCandidates(self._queues.running(), self.draft)
             victim = self._victims.pop(sequence)
             if victim is None:
                 return False
@@ -185,7 +185,7 @@ class Batcher:
         return max(0, min(wanted, sequence.num_unsent, room))
 
     def _take_prompt(
-        self, residence: Residence, num_tokens: int, new_block_ids: tuple[int, ...]
+        self, residence: SlotAllocation, num_tokens: int, new_block_ids: tuple[int, ...]
     ) -> None:
         sequence = residence.sequence
         self.draft.add_prompt(residence, num_tokens, new_block_ids)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from runtime.protocol.step import SequenceChunk, SlotOpening, Step, make_rows
 from scheduler.batching.steps_in_flight import Score
 from scheduler.cost_model.feedback import StepWork
-from scheduler.sequences.sequence import Residence, TrackedSequence
+from scheduler.sequences.sequence import SlotAllocation, TrackedSequence
 
 
 class MicrobatchDraft:
@@ -18,16 +18,16 @@ class MicrobatchDraft:
         self.chunks: list[SequenceChunk] = []
         self.openings: list[SlotOpening] = []
         # By slot, who gets a token of this step.
-        self.draws: dict[int, Residence] = {}
+        self.draws: dict[int, SlotAllocation] = {}
         self.scores: list[Score] = []
         self.num_tokens = 0
         self._num_decodes = 0
         self._prefill_attention = 0
         self._decode_context = 0
         # By slot, whose prompts go on after this step.
-        self._going_on: dict[int, Residence] = {}
+        self._going_on: dict[int, SlotAllocation] = {}
         # Who has more full blocks with this step than before, or may have.
-        self.fillers: list[Residence] = []
+        self.fillers: list[SlotAllocation] = []
 
     def __contains__(self, sequence: TrackedSequence) -> bool:
         residence = sequence.residence
@@ -36,7 +36,7 @@ class MicrobatchDraft:
         return residence.slot in self.draws or residence.slot in self._going_on
 
     def add_decodes(
-        self, residences: Sequence[Residence], grown: Mapping[int, tuple[int, ...]]
+        self, residences: Sequence[SlotAllocation], grown: Mapping[int, tuple[int, ...]]
     ) -> None:
         """Adds the newest token of each, the only one of it that is unsent.
 
@@ -57,7 +57,7 @@ class MicrobatchDraft:
         self._decode_context += context
 
     def add_prompt(
-        self, residence: Residence, num_tokens: int, new_block_ids: tuple[int, ...] = ()
+        self, residence: SlotAllocation, num_tokens: int, new_block_ids: tuple[int, ...] = ()
     ) -> None:
         """Adds the next tokens of a prompt, which count as sent from here on."""
         sequence, slot = residence.sequence, residence.slot

@@ -9,7 +9,7 @@ from scheduler.batching.microbatch import MicrobatchDraft
 from scheduler.sequences.sequence import TrackedSequence
 
 
-class Victims:
+class PreemptionCandidates:
     """Those that may be preempted for one microbatch, put in order once, when the first is needed.
 
     None that the microbatch holds is preempted, so the most urgent always gets on: whoever is less

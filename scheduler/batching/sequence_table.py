@@ -6,9 +6,9 @@ It outlives epochs, in each of which everybody waits anew. What runs next it doe
 from collections.abc import Iterator, Sequence
 
 from runtime.errors import NeverFitsError, PromptTooLongError
-from scheduler.batching.admission_control import Line
+from scheduler.batching.admission_control import QueueHead
 from scheduler.cost_model.feedback import SentStep
-from scheduler.kv_cache.slot_allocator import Residences
+from scheduler.kv_cache.slot_allocator import SlotAllocator
 from scheduler.limits import SchedulerLimits
 from scheduler.policies.interface import SchedulerView
 from scheduler.sequences.queues import SequenceQueues
@@ -16,7 +16,7 @@ from scheduler.sequences.sequence import Phase, SequenceRequest, TrackedSequence
 from scheduler.sequences.tenant_fairness import FairShare
 
 
-class Population:
+class SequenceTable:
     """The unfinished sequences, by id in order of arrival here."""
 
     def __init__(self, limits: SchedulerLimits, shares: FairShare) -> None:
@@ -26,7 +26,7 @@ class Population:
 
     def _start(self, limits: SchedulerLimits) -> None:
         self.limits = limits
-        self.residences = Residences(limits)
+        self.residences = SlotAllocator(limits)
         self.queues = SequenceQueues(self._shares)
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Population:
             del self._sequences[sequence.sequence_id]
         return fits
 
-    def view(self, now: float, line: Line, in_flight: Sequence[SentStep]) -> SchedulerView:
+    def view(self, now: float, line: QueueHead, in_flight: Sequence[SentStep]) -> SchedulerView:
         """What a policy sees of it."""
         ready = self.queues.of(Phase.READY)
         return SchedulerView(

@@ -12,14 +12,14 @@ from itertools import islice
 from runtime.errors import FrameError, StepGapError
 from runtime.protocol.step import SampledToken, ScoredToken
 from scheduler.cost_model.feedback import SentStep, StepWork
-from scheduler.sequences.sequence import Residence, TrackedSequence
+from scheduler.sequences.sequence import SlotAllocation, TrackedSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """Positions of a prompt that a step scores: whose, in which of its residences."""
 
-    residence: Residence
+    residence: SlotAllocation
     positions: range
 
 
@@ -32,7 +32,7 @@ class StepsInFlight:
 
     def __init__(self) -> None:
         # By slot, who gets a token of each of them.
-        self._draws_of_step: deque[Mapping[int, Residence]] = deque()
+        self._draws_of_step: deque[Mapping[int, SlotAllocation]] = deque()
         # By step, as long as it is in flight; most have none.
         self._scores: dict[int, tuple[Score, ...]] = {}
         self._sent: dict[int, SentStep] = {}
@@ -48,7 +48,7 @@ class StepsInFlight:
 
     def send(
         self,
-        draws: Mapping[int, Residence],
+        draws: Mapping[int, SlotAllocation],
         scores: Sequence[Score],
         work: StepWork,
         now: float,
@@ -94,7 +94,7 @@ class StepsInFlight:
 
     def complete(
         self, number: int, sampled: Sequence[SampledToken]
-    ) -> Iterable[tuple[Residence, SampledToken]]:
+    ) -> Iterable[tuple[SlotAllocation, SampledToken]]:
         """Takes the result of the oldest step; returns the tokens, also of those gone meanwhile.
 
         Raises StepGapError for any other step and FrameError unless exactly the tokens that it was

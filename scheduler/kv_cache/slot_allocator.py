@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from scheduler.kv_cache.block_manager import BlockManager
 from scheduler.limits import SchedulerLimits
-from scheduler.sequences.sequence import Residence, TrackedSequence
+from scheduler.sequences.sequence import SlotAllocation, TrackedSequence
 
 
-class Residences:
+class SlotAllocator:
     """The slots and blocks of one epoch, which starts with all of them free and nothing cached.
 
     A closed residence's slot and blocks are free at once: the next step's header carries the
@@ -107,7 +107,7 @@ class Residences:
         needed = self.blocks_to_open(sequence) - num_shared + num_spare_blocks
         return self.num_slots_free > 0 and needed <= self._blocks.num_free
 
-    def open(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> Residence:
+    def open(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> SlotAllocation:
         """Gives the sequence the lowest free slot and its blocks; `can_open` must hold.
 
         `cached` is what `find_cached` said just before.
@@ -117,7 +117,7 @@ class Residences:
         self._blocks.share(cached)
         new = self._blocks.take(self.blocks_to_open(sequence) - len(cached))
         block_ids, block_size = [*cached, *new], self._limits.block_size
-        sequence.residence = Residence(
+        sequence.residence = SlotAllocation(
             sequence=sequence,
             slot=slot,
             block_ids=block_ids,
@@ -136,7 +136,7 @@ class Residences:
         self._first_fresh_slot += 1
         return self._first_fresh_slot - 1
 
-    def grow(self, residence: Residence) -> tuple[int, ...]:
+    def grow(self, residence: SlotAllocation) -> tuple[int, ...]:
         """Takes one more block, of which one must be free, and returns it."""
         block_id = self._blocks.take_one()
         residence.block_ids.append(block_id)
@@ -144,7 +144,7 @@ class Residences:
         self._num_held += 1
         return (block_id,)
 
-    def name_filled(self, residences: Iterable[Residence]) -> None:
+    def name_filled(self, residences: Iterable[SlotAllocation]) -> None:
         """Lets others share the blocks that these have filled; the steps that do so are sent."""
         if not self._limits.prefix_caching:
             return

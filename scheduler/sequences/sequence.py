@@ -90,7 +90,7 @@ class Phase(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Residence:
+class SlotAllocation:
     """One stay of a sequence in a slot, from its opening to its release.
 
     `num_sent` counts the positions that steps sent so far fill, in flight or done: steps run in
@@ -125,7 +125,7 @@ class TrackedSequence:
     token_ids: list[int]
     final_len: int
     phase: Phase = Phase.WAITING
-    residence: Residence | None = None
+    residence: SlotAllocation | None = None
     first_token_at: float | None = None
     num_cached: int = 0
     num_shared: int = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 from stage_worker.collectives.shared_memory_segment import SharedBlock
 
 
-class Track:
+class DoubleBuffer:
     """One rank's end of a track; `number` is the same on all ranks."""
 
     def __init__(self, block: SharedBlock, number: int) -> None:

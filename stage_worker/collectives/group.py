@@ -80,7 +80,7 @@ class RankGroup(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class CompletedSum:
     """The sum of one rank."""
 
     x: Tensor
@@ -90,7 +90,7 @@ class _Whole:
         return self.x
 
 
-class SoloGroup:
+class SingleRankGroup:
     """The group of a stage of one rank, where there is nothing to do."""
 
     rank = 0
@@ -105,7 +105,7 @@ class SoloGroup:
 
     def begin_all_reduce_(self, x: Tensor) -> PendingSum:
         """It is `x`."""
-        return _Whole(x)
+        return CompletedSum(x)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """`x`."""
@@ -126,4 +126,4 @@ class SoloGroup:
         """Nothing is held."""
 
 
-SOLO = SoloGroup()
+SOLO = SingleRankGroup()

@@ -10,7 +10,7 @@ RECORD_BYTES = _LAYOUT.size
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RankStatus:
     """What one rank says: about a step (its number and digest), or, with a `code`, why it ends."""
 
     step: int
@@ -19,7 +19,7 @@ class Record:
     detail: str = ""
 
     @classmethod
-    def of_error(cls, error: StagemeshError) -> "Record":
+    def of_error(cls, error: StagemeshError) -> "RankStatus":
         """The record that `end` turns into an error again."""
         end = EpochEndedError.by(error)
         return cls(0, b"", end.cause, end.detail)
@@ -31,7 +31,7 @@ class Record:
         )
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Record":
+    def unpack(cls, data: bytes) -> "RankStatus":
         """What `pack` has packed."""
         step, digest, code, detail = _LAYOUT.unpack(data)
         code, detail = (text.rstrip(b"\0").decode(errors="ignore") for text in (code, detail))

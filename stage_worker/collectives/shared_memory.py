@@ -13,7 +13,7 @@ from torch import Tensor
 
 from runtime.errors import StagemeshError
 from runtime.protocol.step import Step
-from stage_worker.collectives.double_buffer import Track
+from stage_worker.collectives.double_buffer import DoubleBuffer
 from stage_worker.collectives.group import PendingSum
 from stage_worker.collectives.shared_memory_segment import NUM_TRACKS, PIECE_BYTES, SharedBlock
 from stage_worker.collectives.step_consensus import agree
@@ -27,7 +27,7 @@ class SharedMemoryGroup:
         self.size = block.size
         self.min_split_tokens = min_split_tokens
         self._block = block
-        self._tracks = tuple(Track(block, number) for number in range(NUM_TRACKS))
+        self._tracks = tuple(DoubleBuffer(block, number) for number in range(NUM_TRACKS))
 
     @property
     def waited_seconds(self) -> float:
@@ -70,7 +70,7 @@ class SharedMemoryGroup:
         """The block's file goes; its memory with the last rank."""
         self._block.close()
 
-    def _free_track(self) -> Track:
+    def _free_track(self) -> DoubleBuffer:
         """The same on all ranks, because all begin and finish in the same order."""
         return next(track for track in self._tracks if not track.is_open)
 
@@ -92,7 +92,7 @@ class SharedMemoryGroup:
 class _Sum:
     """A sum whose first piece is posted, so that other ranks need not wait for this one."""
 
-    def __init__(self, track: Track, x: Tensor) -> None:
+    def __init__(self, track: DoubleBuffer, x: Tensor) -> None:
         self._track = track
         self._x = x
         self._pieces = x.view(-1).split(PIECE_BYTES // x.element_size())

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.errors import CollectiveTimeoutError, EpochEndedError, StagemeshError
-from stage_worker.collectives.rank_status import RECORD_BYTES, Record
+from stage_worker.collectives.rank_status import RECORD_BYTES, RankStatus
 from stage_worker.collectives.shared_file import block_path, map_file
 
 PIECE_BYTES = 2**20
@@ -59,14 +59,14 @@ class SharedBlock:
         self._fence = threading.Lock()
         self._is_linked = True
 
-    def exchange_records(self, record: Record) -> list[Record]:
+    def exchange_records(self, record: RankStatus) -> list[RankStatus]:
         """Shows `record` to all ranks and returns theirs, by rank."""
         self.show_record(record)
         self.wait(self._agreed, self._num_agreed, f"the agreement on step {record.step}")
         place = self._num_agreed % 2
         return [self._read_record(rank, place) for rank in range(self.size)]
 
-    def show_record(self, record: Record) -> None:
+    def show_record(self, record: RankStatus) -> None:
         """Shows `record` without waiting for the others."""
         self._num_agreed += 1
         self._write_record(record, self._num_agreed % 2)
@@ -93,7 +93,7 @@ class SharedBlock:
         """Says why this rank ends, the first time; from any thread. Nobody needs the file then."""
         with self._ending:
             if not self._ended[self.rank]:
-                self._write_record(Record.of_error(error), 2)
+                self._write_record(RankStatus.of_error(error), 2)
                 self.publish(self._ended, 1)
                 self.unlink()
 
@@ -143,14 +143,14 @@ class SharedBlock:
     def _record_offset(self, rank: int, place: int) -> int:
         return self._records_begin + (3 * rank + place) * RECORD_BYTES
 
-    def _write_record(self, record: Record, place: int) -> None:
+    def _write_record(self, record: RankStatus, place: int) -> None:
         offset = self._record_offset(self.rank, place)
         data = record.pack()
         self._memory[offset : offset + len(data)] = data
 
-    def _read_record(self, rank: int, place: int) -> Record:
+    def _read_record(self, rank: int, place: int) -> RankStatus:
         offset = self._record_offset(rank, place)
-        return Record.unpack(self._memory[offset : offset + RECORD_BYTES])
+        return RankStatus.unpack(self._memory[offset : offset + RECORD_BYTES])
 
 
 class Pause:

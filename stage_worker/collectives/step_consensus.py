@@ -8,7 +8,7 @@ import hashlib
 
 from runtime.errors import HeaderMismatchError, StagemeshError
 from runtime.protocol.step import Step
-from stage_worker.collectives.rank_status import Record
+from stage_worker.collectives.rank_status import RankStatus
 from stage_worker.collectives.shared_memory_segment import SharedBlock
 
 _DIGEST_BYTES = 16
@@ -20,10 +20,10 @@ def agree(block: SharedBlock, step: Step, refusal: StagemeshError | None) -> Non
     Raises as `RankGroup.agree` says.
     """
     if refusal is not None:
-        block.show_record(Record.of_error(refusal))
+        block.show_record(RankStatus.of_error(refusal))
         raise refusal
     digest = hashlib.blake2b(repr(step).encode(), digest_size=_DIGEST_BYTES).digest()
-    records = block.exchange_records(Record(step.number, digest))
+    records = block.exchange_records(RankStatus(step.number, digest))
     for rank, record in enumerate(records):
         if record.code:
             raise record.end(rank)
@@ -32,5 +32,5 @@ def agree(block: SharedBlock, step: Step, refusal: StagemeshError | None) -> Non
             raise HeaderMismatchError(rank=rank, expected=_told(records[0]), actual=_told(record))
 
 
-def _told(record: Record) -> str:
+def _told(record: RankStatus) -> str:
     return f"step {record.step} with digest {record.digest.hex()}"

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from runtime.errors import EpochEndedError, StagemeshError
 from runtime.protocol.step import Step
-from stage_worker.collectives.double_buffer import Track
+from stage_worker.collectives.double_buffer import DoubleBuffer
 from stage_worker.collectives.group import PendingSum
 from stage_worker.collectives.shared_file import store_path
 from stage_worker.collectives.shared_memory_segment import Pause, SharedBlock
@@ -132,7 +132,7 @@ class TorchGroup:
             self._watch(made.done, "connecting")
             connection = made.result()
             # Only now has everybody read the file.
-            track = Track(self._block, 0)
+            track = DoubleBuffer(self._block, 0)
             track.post(torch.zeros(1))
             track.collect("connecting")
         except RuntimeError as exc:

@@ -12,7 +12,7 @@ from runtime.errors import (
     NeverFitsError,
     NotEnoughMemoryError,
 )
-from runtime.rpc.tls import Reach, Role
+from runtime.rpc.tls import DialPolicy, Role
 from stage_worker.collectives.group import RankGroup
 from stage_worker.collectives.group_factory import GroupSpec, open_group
 from stage_worker.loading.loading import LoadedPart
@@ -51,7 +51,9 @@ class EpochPlan:
     is_sequential: bool = False
 
 
-def check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: Reach) -> None:
+def check_limits(
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: DialPolicy
+) -> None:
     """Refuse what does not fit the loaded part, before anything is taken for it or dialled."""
     for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
         if getattr(request, name) < 1:
@@ -78,7 +80,7 @@ def check_limits(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach:
 
 
 def make_epoch_plan(
-    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: Reach
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: DialPolicy
 ) -> EpochPlan:
     """The plan of a request that `check_limits` has let pass."""
     hidden_size, spec = loaded.stage.config.hidden_size, loaded.stage.spec

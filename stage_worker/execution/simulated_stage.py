@@ -36,7 +36,7 @@ _SPIN_SECONDS = 0.0002
 _HALVING = math.log(0.5)
 
 
-class Pace(Protocol):
+class StepTimeModel(Protocol):
     """How long steps take, and how much memory to pretend."""
 
     @property
@@ -51,7 +51,7 @@ class Pace(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PacedPlace:
+class SimulatedStageSpec:
     """Where a paced stage stands in the pipeline, and its share of the model's layers."""
 
     stage: int
@@ -64,7 +64,9 @@ class PacedStage:
     weights_bytes = 0
     device = torch.device("cpu")
 
-    def __init__(self, spec: StageSpec, config: ModelConfig, place: PacedPlace, pace: Pace) -> None:
+    def __init__(
+        self, spec: StageSpec, config: ModelConfig, place: SimulatedStageSpec, pace: StepTimeModel
+    ) -> None:
         self.spec = spec
         self.config = config
         self._place = place

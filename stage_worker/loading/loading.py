@@ -22,7 +22,13 @@ from runtime.model_config.model_config import load_model_config
 from runtime.model_config.tensor_parallel import check_tp_size
 from stage_worker.device.device_info import describe_device
 from stage_worker.device.progress import ProgressFn
-from stage_worker.execution.simulated_stage import AnyStage, Pace, PacedPlace, PacedStage, paced_top
+from stage_worker.execution.simulated_stage import (
+    AnyStage,
+    PacedStage,
+    SimulatedStageSpec,
+    StepTimeModel,
+    paced_top,
+)
 from stage_worker.execution.stage_runner import Stage
 from stage_worker.execution.stage_spec import StageSpec
 from stage_worker.loading.reference_logprobs import record_canary
@@ -53,7 +59,7 @@ class WorkerDevice:
     kind: str
     num_threads: int
     model_path: str | None = None
-    pace: Pace | None = None
+    pace: StepTimeModel | None = None
     num_sharers: int = 1
 
 
@@ -147,7 +153,7 @@ def _load_stage(found: FoundPart, device: WorkerDevice, progress: ProgressFn) ->
     if device.pace is None:
         return Stage.load(found.checkpoint, spec, progress)
     config = load_model_config(found.checkpoint.folder)
-    place = PacedPlace(assignment.stage, assignment.num_layers / config.num_layers)
+    place = SimulatedStageSpec(assignment.stage, assignment.num_layers / config.num_layers)
     return PacedStage(spec, config, place, device.pace)
 
 

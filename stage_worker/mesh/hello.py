@@ -15,7 +15,7 @@ from stage_worker.device.device_info import describe_device
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class HelloFactory:
     """What is known once the worker listens; addresses are those that it is bound to.
 
     `held` says which part's weights are loaded at the moment.

@@ -60,7 +60,7 @@ class _ReleasedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class LeaveRequest:
     """That the worker is to leave, once `asked` is set, and how long it waits to be released."""
 
     asked: asyncio.Event
@@ -71,7 +71,7 @@ async def stay_joined(
     coordinator: str,
     make_hello: Callable[[], Awaitable[mesh_pb2.Hello]],
     set_joined: Callable[[bool], Awaitable[None]],
-    departure: Departure,
+    departure: LeaveRequest,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat] = mesh_pb2.Heartbeat,
     mesh_tls: MeshTls | None = None,
 ) -> None:
@@ -133,7 +133,7 @@ async def _be_member(
     coordinator: str,
     hello: mesh_pb2.Hello,
     joined: Callable[[], Awaitable[None]],
-    departure: Departure,
+    departure: LeaveRequest,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
     mesh_tls: MeshTls | None,
 ) -> Never:
@@ -189,7 +189,7 @@ async def _listen(call: _JoinCall, patience_seconds: float) -> Never:
 async def _speak(
     call: _JoinCall,
     heartbeat_seconds: float,
-    departure: Departure,
+    departure: LeaveRequest,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
 ) -> Never:
     """Heartbeats, and once, as soon as it is so, that this worker is to leave."""

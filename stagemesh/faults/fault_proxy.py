@@ -18,7 +18,7 @@ from runtime.rpc import channels
 PIECE_BYTES = 1 << 16
 
 
-class Accident(StrEnum):
+class OneShotFault(StrEnum):
     """What happens once, to the piece with which so many bytes have passed."""
 
     # The connection is reset, and the piece is lost.
@@ -43,7 +43,7 @@ class Faults:
     delay_seconds: float = 0.0
     bytes_per_second: float | None = None
     is_stalled: bool = False
-    accidents: tuple[tuple[int, Accident], ...] = ()
+    accidents: tuple[tuple[int, OneShotFault], ...] = ()
 
 
 NO_FAULTS = Faults()
@@ -156,7 +156,7 @@ class FaultProxy:
             except TimeoutError:
                 return
 
-    def _accidents_of(self, piece: bytes) -> list[Accident]:
+    def _accidents_of(self, piece: bytes) -> list[OneShotFault]:
         """What is due with this piece, and then no more."""
         num_passed = self.num_bytes - self._num_bytes_at_set
         due = [each for each in self._faults.accidents if each[0] <= num_passed]
@@ -170,20 +170,20 @@ class _CutError(Exception):
     """Raised when a connection is to end now."""
 
 
-async def _spoil(piece: bytes, accident: Accident, writer: asyncio.StreamWriter) -> bytes:
+async def _spoil(piece: bytes, accident: OneShotFault, writer: asyncio.StreamWriter) -> bytes:
     """What passes of `piece`; raises `_CutError` when the connection ends with it."""
     match accident:
-        case Accident.DROP:
+        case OneShotFault.DROP:
             raise _CutError
-        case Accident.TRUNCATE:
+        case OneShotFault.TRUNCATE:
             writer.write(piece[: len(piece) // 2])
             writer.write_eof()
             await writer.drain()
             raise _CutError
-        case Accident.CORRUPT:
+        case OneShotFault.CORRUPT:
             middle = len(piece) // 2
             return piece[:middle] + bytes([piece[middle] ^ 1]) + piece[middle + 1 :]
-        case Accident.DUPLICATE:
+        case OneShotFault.DUPLICATE:
             return piece + piece
 
 
@@ -205,8 +205,8 @@ def parse_command(faults: Faults, line: str) -> Faults:
             case "throttle":
                 return replace(faults, bytes_per_second=number or None)
             case _:
-                return replace(faults, accidents=((int(number), Accident(word)),))
+                return replace(faults, accidents=((int(number), OneShotFault(word)),))
     except ValueError:
-        words = ", ".join(("heal", "stall", "delay S", "throttle BYTES", *Accident))
+        words = ", ".join(("heal", "stall", "delay S", "throttle BYTES", *OneShotFault))
         problem = f"{line.strip()!r} is none of {words}"
         raise InvalidRequestError(field="fault", problem=problem) from None

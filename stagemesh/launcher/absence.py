@@ -7,7 +7,7 @@ end has more time for that.
 from collections.abc import Set as AbstractSet
 
 
-class Absences:
+class MissingWorkers:
     """What was seen of the workers' processes, by their ids; times are in seconds."""
 
     def __init__(self, patience_seconds: float, ending_seconds: float) -> None:

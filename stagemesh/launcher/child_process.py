@@ -29,7 +29,7 @@ LineFn = Callable[[str], None]
 """Called with one line: a child's log (which names its process) or the launcher's own news."""
 
 
-class Child:
+class ChildProcess:
     """A running `stagemesh` command; `last_error` is the reason that it gave for its exit."""
 
     def __init__(self, name: str, process: Process, on_line: LineFn) -> None:

@@ -15,13 +15,13 @@ from runtime.rpc.tls import MeshTls, Role
 from stagemesh.client.async_client import AsyncClient
 from stagemesh.client.rpc_error import StagemeshRpcError
 from stagemesh.client.state import MeshState
-from stagemesh.launcher.absence import Absences
-from stagemesh.launcher.child_process import Child, LineFn
+from stagemesh.launcher.absence import MissingWorkers
+from stagemesh.launcher.child_process import ChildProcess, LineFn
 from stagemesh.launcher.vigil import ENDING_SECONDS, refuses
 from stagemesh.launcher.worker_supervisor import (
-    Fleet,
     FleetPlan,
     RestartPolicy,
+    WorkerSupervisor,
     end_of,
     stop_children,
 )
@@ -55,11 +55,11 @@ class LocalMesh:
 
     def __init__(self, plan: LaunchPlan, on_line: LineFn, restarts: RestartPolicy) -> None:
         self.plan = plan
-        self._fleet = Fleet(plan.workers, on_line, restarts)
+        self._fleet = WorkerSupervisor(plan.workers, on_line, restarts)
         # The coordinator, too.
         self.children = self._fleet.children
         self._on_line = on_line
-        self._absences = Absences(ABSENCE_SECONDS, ENDING_SECONDS)
+        self._absences = MissingWorkers(ABSENCE_SECONDS, ENDING_SECONDS)
         tls = None if plan.mesh_tls is None else plan.mesh_tls.towards(Role.COORDINATOR)
         self._client = AsyncClient(plan.mesh, tls=tls)
 
@@ -112,7 +112,7 @@ class LocalMesh:
             workers[pid].kill()
 
     async def _supervise_coordinator(self) -> NoReturn:
-        child = await Child.start("coordinator", self.plan.coordinator, self._on_line)
+        child = await ChildProcess.start("coordinator", self.plan.coordinator, self._on_line)
         self.children["coordinator"] = child
         raise end_of(child, await child.follow())
 

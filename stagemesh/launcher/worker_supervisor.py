@@ -11,7 +11,7 @@ from typing import NoReturn
 from runtime.errors import CertificateError, LaunchError
 from runtime.rpc.channels import ChannelTls
 from runtime.rpc.tls import MeshTls, Role
-from stagemesh.launcher.child_process import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, Child, LineFn
+from stagemesh.launcher.child_process import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, ChildProcess, LineFn
 from stagemesh.launcher.ports import dialable, free_address
 from stagemesh.launcher.vigil import until_frozen
 
@@ -63,13 +63,13 @@ class FleetPlan:
 
 
 @dataclass(slots=True)
-class Fleet:
+class WorkerSupervisor:
     """The running workers; `children` may be shared with whoever stops them."""
 
     plan: FleetPlan
     on_line: LineFn
     restarts: RestartPolicy
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, ChildProcess] = field(default_factory=dict)
     _addresses: dict[str, str] = field(default_factory=dict)
 
     def start_all(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[NoReturn]]:
@@ -129,7 +129,7 @@ class Fleet:
         except CertificateError as error:
             raise LaunchError(problem=str(error)) from error
 
-    async def _follow(self, child: Child, tls: ChannelTls | None) -> int:
+    async def _follow(self, child: ChildProcess, tls: ChannelTls | None) -> int:
         """Until it ends, by itself or because it is frozen; its exit code."""
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(self._end_frozen(child, tls))
@@ -137,20 +137,20 @@ class Fleet:
             watch.cancel()
         return code
 
-    async def _end_frozen(self, child: Child, tls: ChannelTls | None) -> None:
+    async def _end_frozen(self, child: ChildProcess, tls: ChannelTls | None) -> None:
         if not self.plan.ends_frozen:
             return
         await until_frozen(self.address_of(child.name), tls)
         self.on_line(f"{child.name} does not answer any more: killed")
         child.kill()
 
-    async def _start(self, name: str, index: int) -> Child:
+    async def _start(self, name: str, index: int) -> ChildProcess:
         plan = self.plan
         arguments = [*plan.arguments, "--listen", self._take(name, plan.first_address)]
         if plan.first_metrics_address is not None:
             address = self._take(f"{name}'s metrics", plan.first_metrics_address)
             arguments += ["--metrics", address]
-        child = await Child.start(name, arguments, self.on_line, self._environment(index))
+        child = await ChildProcess.start(name, arguments, self.on_line, self._environment(index))
         self.children[name] = child
         return child
 
@@ -166,14 +166,14 @@ class Fleet:
         return {_VISIBLE_DEVICES: devices[index % len(devices)]} if devices else {}
 
 
-async def stop_children(children: Iterable[Child], grace_seconds: float) -> None:
+async def stop_children(children: Iterable[ChildProcess], grace_seconds: float) -> None:
     """Asks all to end, and kills those that have not when `grace_seconds` are over."""
     async with asyncio.TaskGroup() as stops:
         for child in children:
             stops.create_task(child.stop(grace_seconds))
 
 
-def end_of(child: Child, code: int) -> LaunchError:
+def end_of(child: ChildProcess, code: int) -> LaunchError:
     """Why the launch is over, in the child's own words if it had any."""
     if child.last_error:
         return LaunchError(problem=f"{child.name}: {child.last_error}")

@@ -7,10 +7,10 @@ from coordinator.api.grpc.mesh_service import MeshService
 from coordinator.membership.membership import Membership
 from protos import mesh_pb2_grpc
 from runtime.rpc import channels
-from runtime.rpc.tls import Reach
+from runtime.rpc.tls import DialPolicy
 from tests.coordinator.fake_worker import FakeWorker, fake_worker
 
-_ON_LOOPBACK = Reach()
+_ON_LOOPBACK = DialPolicy()
 
 
 @asynccontextmanager
@@ -18,7 +18,7 @@ async def mesh_server(
     membership: Membership,
     heartbeat_seconds: float = 0.02,
     timeout_seconds: float = 10.0,
-    reach: Reach = _ON_LOOPBACK,
+    reach: DialPolicy = _ON_LOOPBACK,
 ) -> AsyncIterator[tuple[str, MeshService]]:
     """A mesh listener, which is closed at the end."""
     server = channels.make_server()

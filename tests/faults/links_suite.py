@@ -9,7 +9,7 @@ stage are joined by no link that a proxy could stand in (`ranks_suite.py`).
 import pytest
 
 from stagemesh import StagemeshRpcError
-from stagemesh.faults.fault_proxy import Accident, Faults
+from stagemesh.faults.fault_proxy import Faults, OneShotFault
 from tests.faults.asking import REQUESTS, Asked, asking, disturbed, undisturbed
 from tests.faults.cluster import Cluster
 from tests.faults.links import DATA_LINKS, JOIN_LINKS, spoil
@@ -22,18 +22,18 @@ DATA_FAULTS = {
     "delay": Faults(delay_seconds=0.02),
     "throttle": Faults(bytes_per_second=60_000),
     "stall": Faults(is_stalled=True),
-    "drop": Faults(accidents=((2000, Accident.DROP),)),
-    "truncate": Faults(accidents=((2000, Accident.TRUNCATE),)),
-    "duplicate": Faults(accidents=((2000, Accident.DUPLICATE),)),
+    "drop": Faults(accidents=((2000, OneShotFault.DROP),)),
+    "truncate": Faults(accidents=((2000, OneShotFault.TRUNCATE),)),
+    "duplicate": Faults(accidents=((2000, OneShotFault.DUPLICATE),)),
 }
 # An accident comes with the next heartbeat.
 JOIN_FAULTS = {
     "delay": Faults(delay_seconds=1.0),
     "throttle": Faults(bytes_per_second=100),
     "stall": Faults(is_stalled=True),
-    "drop": Faults(accidents=((1, Accident.DROP),)),
-    "truncate": Faults(accidents=((1, Accident.TRUNCATE),)),
-    "duplicate": Faults(accidents=((1, Accident.DUPLICATE),)),
+    "drop": Faults(accidents=((1, OneShotFault.DROP),)),
+    "truncate": Faults(accidents=((1, OneShotFault.TRUNCATE),)),
+    "duplicate": Faults(accidents=((1, OneShotFault.DUPLICATE),)),
 }
 
 

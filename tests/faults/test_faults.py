@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from stagemesh.faults.fault_proxy import Accident, Faults
+from stagemesh.faults.fault_proxy import Faults, OneShotFault
 from tests.faults.asking import REQUESTS, asking, disturbed
 from tests.faults.cluster import Cluster, Place
 from tests.faults.phases import in_decode, in_prefill
@@ -24,9 +24,9 @@ def test_stage_killed_in_the_middle_of_a_prefill_costs_no_token(cluster: Cluster
     in_prefill(cluster, Place(1))
 
 
-@pytest.mark.parametrize("accident", [Accident.DROP, Accident.TRUNCATE])
+@pytest.mark.parametrize("accident", [OneShotFault.DROP, OneShotFault.TRUNCATE])
 def test_link_that_breaks_in_the_middle_costs_no_token(
-    accident: Accident, cluster: Cluster
+    accident: OneShotFault, cluster: Cluster
 ) -> None:
     # exo#1296, parallax: a broken stream cut answers without a word.
     frames = cluster.worker_at(Place(1)).frames

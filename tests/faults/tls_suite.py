@@ -14,7 +14,7 @@ import pytest
 from runtime.rpc.channels import ChannelTls, dial_blocking
 from runtime.rpc.tls import MeshTls, Role
 from stagemesh.certificates import NodeRequest, make_certificates
-from stagemesh.faults.fault_proxy import Accident, Faults
+from stagemesh.faults.fault_proxy import Faults, OneShotFault
 from tests.faults.asking import REQUESTS, asking, disturbed
 from tests.faults.cluster import Cluster, Layout, Place, cluster_of, kept_whole
 from tests.faults.garbage import throw_garbage
@@ -70,10 +70,10 @@ def secure(shared_secure: Cluster) -> Iterator[Cluster]:
         yield shared_secure
 
 
-@pytest.mark.parametrize("accident", [Accident.CORRUPT, Accident.DUPLICATE])
+@pytest.mark.parametrize("accident", [OneShotFault.CORRUPT, OneShotFault.DUPLICATE])
 @pytest.mark.parametrize("link", LINKS)
 def test_changed_bytes_are_noticed_and_cost_no_token(
-    link: str, accident: Accident, secure: Cluster
+    link: str, accident: OneShotFault, secure: Cluster
 ) -> None:
     num_bytes, find = LINKS[link]
     proxy = find(secure)

@@ -15,14 +15,14 @@ from protos import stage_pb2, stage_pb2_grpc
 from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from runtime.protocol.step_codec import step_to_header
 from runtime.rpc import channels
-from runtime.rpc.tls import Reach
+from runtime.rpc.tls import DialPolicy
 from stage_worker.device.device_thread import DeviceThread
 from stage_worker.loading.loading import WorkerDevice
 from stage_worker.service import StageService
 from stage_worker.worker import Worker
 
 WAIT_SECONDS = 20.0
-ON_LOOPBACK = Reach()
+ON_LOOPBACK = DialPolicy()
 PROMPT = (5, 17, 250, 3, 9)
 ForwardCall = grpc.aio.StreamStreamCall[stage_pb2.Frame, stage_pb2.Credit]
 ResultsCall = grpc.aio.UnaryStreamCall[stage_pb2.ResultsRequest, stage_pb2.StepResult]
@@ -60,7 +60,9 @@ async def next_result(results: ResultsCall) -> stage_pb2.StepResult:
 
 
 @asynccontextmanager
-async def live_workers(count: int, reach: Reach = ON_LOOPBACK) -> AsyncIterator[list[LiveWorker]]:
+async def live_workers(
+    count: int, reach: DialPolicy = ON_LOOPBACK
+) -> AsyncIterator[list[LiveWorker]]:
     """`count` workers; at the end nothing of them may be left running."""
     async with asyncio.TaskGroup() as tasks, live_worker_in(tasks, reach) as first:
         if count == 1:
@@ -72,7 +74,7 @@ async def live_workers(count: int, reach: Reach = ON_LOOPBACK) -> AsyncIterator[
 
 @asynccontextmanager
 async def live_worker_in(
-    tasks: asyncio.TaskGroup, reach: Reach = ON_LOOPBACK
+    tasks: asyncio.TaskGroup, reach: DialPolicy = ON_LOOPBACK
 ) -> AsyncIterator[LiveWorker]:
     """One worker whose sessions run in `tasks`."""
     with closing(DeviceThread(1)) as thread:

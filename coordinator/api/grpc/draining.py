@@ -3,13 +3,13 @@
 from typing import Final
 
 from coordinator.membership.membership import Membership
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from runtime.errors import InvalidRequestError
 
 MAX_GRACE_SECONDS: Final = 86_400.0
 
 
-def find_members(target: str, membership: Membership) -> list[Member]:
+def find_members(target: str, membership: Membership) -> list[WorkerRecord]:
     """The members that `target` names; raises `InvalidRequestError` if there are none."""
     if target.isdecimal():
         found = [member for member in membership.members if str(member.replica) == target]

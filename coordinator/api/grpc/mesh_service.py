@@ -9,7 +9,7 @@ import grpc
 
 from coordinator.api.grpc.draining import MAX_GRACE_SECONDS
 from coordinator.membership.membership import MAX_FIELD_LENGTH, Membership
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.security.listen_policy import check_worker_address
 from coordinator.stage_client.assignment_codec import assignment_from_proto
 from coordinator.stage_client.reachability import Preflight
@@ -18,7 +18,7 @@ from runtime.errors import RefusedWorkerError
 from runtime.host.logs import get_logger
 from runtime.protocol.device_codec import usage_from_proto
 from runtime.protocol.result_codec import activity_from_proto
-from runtime.rpc.tls import Reach
+from runtime.rpc.tls import DialPolicy
 from runtime.version import BUILD
 
 _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
@@ -44,7 +44,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         coordinator_id: str,
         heartbeat_seconds: float,
         timeout_seconds: float,
-        reach: Reach,
+        reach: DialPolicy,
     ) -> None:
         self._membership = membership
         self._coordinator_id = coordinator_id
@@ -106,7 +106,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             return None
         return message.hello if message.HasField("hello") else None
 
-    async def _hold(self, member: Member, context: _Context) -> str:
+    async def _hold(self, member: WorkerRecord, context: _Context) -> str:
         """Keeps `member` in until its stream ends, it falls silent or the coordinator closes.
 
         Returns why somebody else took it out, if that was the end; one that was asked to leave is
@@ -134,7 +134,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             return ""
         return reason if was_put_out else ""
 
-    async def _listen(self, member: Member, context: _Context) -> None:
+    async def _listen(self, member: WorkerRecord, context: _Context) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._timeout_seconds):
@@ -170,7 +170,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         raise _JoinEndedError("the coordinator stops")
 
 
-async def _end_when_gone(member: Member) -> None:
+async def _end_when_gone(member: WorkerRecord) -> None:
     await member.gone.wait()
     raise _JoinEndedError(member.gone_reason)
 

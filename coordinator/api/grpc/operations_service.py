@@ -5,7 +5,7 @@ from typing import Any
 
 from coordinator.api.grpc.draining import MAX_GRACE_SECONDS, find_members
 from coordinator.coordinator import Coordinator
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.replica.phases import Phase
 from coordinator.replica.replica import Replica
 from coordinator.telemetry.scheduler_telemetry import scheduler_state
@@ -160,7 +160,7 @@ def _stage_sums(replica: Replica, stage: int) -> mesh_pb2.StageState:
     )
 
 
-def _worker_info(member: Member, replica: Replica | None) -> mesh_pb2.WorkerInfo:
+def _worker_info(member: WorkerRecord, replica: Replica | None) -> mesh_pb2.WorkerInfo:
     identity = member.identity
     hello = mesh_pb2.Hello(
         protocol_version=identity.protocol_version,
@@ -180,7 +180,7 @@ def _worker_info(member: Member, replica: Replica | None) -> mesh_pb2.WorkerInfo
     return mesh_pb2.WorkerInfo(hello=hello, state=_worker_state(member, replica), usage=usage)
 
 
-def _worker_state(member: Member, replica: Replica | None) -> stage_pb2.WorkerState:
+def _worker_state(member: WorkerRecord, replica: Replica | None) -> stage_pb2.WorkerState:
     """As this coordinator knows it; the worker itself answers `Stage.Status`."""
     if member.held is None:
         is_loading = replica is not None and replica.phase is Phase.LOADING

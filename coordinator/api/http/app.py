@@ -11,9 +11,9 @@ from coordinator.api.http.completions import parse_completion
 from coordinator.api.http.discovery import Discovery
 from coordinator.api.http.json_reader import read_fields
 from coordinator.api.http.live_page import live_routes
-from coordinator.api.http.request_context import REQUEST_ID, Edge
+from coordinator.api.http.request_context import REQUEST_ID, RequestContextMiddleware
 from coordinator.api.http.streaming_response import GeneratedResponse
-from coordinator.api.http.utility_routes import Pages
+from coordinator.api.http.utility_routes import UtilityRoutes
 from coordinator.coordinator import Coordinator
 from coordinator.security.authentication import HttpGuard
 from runtime.errors import UnknownRouteError
@@ -21,7 +21,7 @@ from runtime.errors import UnknownRouteError
 
 def make_app(coordinator: Coordinator) -> ASGIApp:
     """The ASGI application; web pages of other origins may call it only if the options say so."""
-    pages, calls = Pages(coordinator), _Calls(coordinator)
+    pages, calls = UtilityRoutes(coordinator), _Calls(coordinator)
     routes = [
         Route("/v1/chat/completions", calls.chat, methods=["POST"]),
         Route("/v1/completions", calls.completion, methods=["POST"]),
@@ -45,7 +45,7 @@ def make_app(coordinator: Coordinator) -> ASGIApp:
         answers.labels(path if path in paths else "other", str(status)).inc()
 
     guarded = HttpGuard(router, coordinator.keys, coordinator.options.protect_state)
-    edge = Edge(guarded, note_answer)
+    edge = RequestContextMiddleware(guarded, note_answer)
     origins = coordinator.options.cors_origins
     if not origins:
         return edge

@@ -5,7 +5,7 @@ from typing import Final
 
 from coordinator.api.http.json_reader import Fields, as_object, refuse, text
 from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
-from coordinator.api.http.response_builder import JSON, Answer, Call, finish_name
+from coordinator.api.http.response_builder import JSON, ChoiceAccumulator, ParsedCall, finish_name
 from coordinator.output.token_bytes import TokenTexts
 from coordinator.requests.types import ChatPrompt, Update
 from coordinator.requests.validation import check_chat
@@ -14,7 +14,7 @@ from coordinator.tokenization.tokenizer import ChatMessage
 from runtime.protocol.step import SampledToken
 
 
-def parse_chat(fields: Fields, request_id: str) -> Call:
+def parse_chat(fields: Fields, request_id: str) -> ParsedCall:
     """What the body asks for."""
     prompt = take_chat(fields)
     delivery = take_delivery(fields)
@@ -25,7 +25,7 @@ def parse_chat(fields: Fields, request_id: str) -> Call:
     max_tokens = take_max_tokens(fields, default=None)
     request, names = take_request(fields, request_id, (prompt,), max_tokens, num_top or 0)
     names["num_logprobs"] = "top_logprobs"
-    return Call(request, delivery, lambda model: ChatForm(model, has_logprobs), names)
+    return ParsedCall(request, delivery, lambda model: ChatForm(model, has_logprobs), names)
 
 
 def take_chat(fields: Fields) -> ChatPrompt:
@@ -100,7 +100,7 @@ class ChatForm:
         if update.finish is not None:
             yield _delta(index, {}, None, finish_name(update.finish))
 
-    def choice(self, index: int, answer: Answer) -> JSON:
+    def choice(self, index: int, answer: ChoiceAccumulator) -> JSON:
         """One message."""
         return {
             "index": index,

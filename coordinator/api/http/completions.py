@@ -6,7 +6,7 @@ from typing import Final
 
 from coordinator.api.http.json_reader import Fields, integer, refuse, text
 from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
-from coordinator.api.http.response_builder import JSON, Answer, Call, finish_name
+from coordinator.api.http.response_builder import JSON, ChoiceAccumulator, ParsedCall, finish_name
 from coordinator.output.detokenizer import PromptEcho
 from coordinator.output.token_bytes import TokenTexts
 from coordinator.requests.types import Prompt, PromptToken, TextPrompt, TokenPrompt, Update
@@ -17,7 +17,7 @@ from runtime.protocol.step import SampledToken
 _DEFAULT_MAX_TOKENS: Final = 16
 
 
-def parse_completion(fields: Fields, request_id: str) -> Call:
+def parse_completion(fields: Fields, request_id: str) -> ParsedCall:
     """What the body asks for."""
     prompts = _prompts(fields.take("prompt"))
     delivery = take_delivery(fields)
@@ -29,7 +29,7 @@ def parse_completion(fields: Fields, request_id: str) -> Call:
     if echo:
         sampling = replace(request.sampling, num_prompt_logprobs=num_logprobs)
         request = replace(request, sampling=sampling)
-    return Call(
+    return ParsedCall(
         request,
         delivery,
         lambda model: CompletionForm(
@@ -96,7 +96,7 @@ class CompletionForm:
         if content or logprobs or reason:
             yield _choice(index, content, logprobs, reason)
 
-    def choice(self, index: int, answer: Answer) -> JSON:
+    def choice(self, index: int, answer: ChoiceAccumulator) -> JSON:
         """One text."""
         whole = answer.text
         if self._echo:

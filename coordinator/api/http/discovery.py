@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from coordinator.membership.membership import Membership
-from coordinator.membership.worker_record import Member
+from coordinator.membership.worker_record import WorkerRecord
 
 
 class Discovery:
@@ -19,7 +19,7 @@ class Discovery:
         return JSONResponse([_group(each) for each in members if each.identity.metrics_address])
 
 
-def _group(member: Member) -> dict[str, object]:
+def _group(member: WorkerRecord) -> dict[str, object]:
     identity = member.identity
     labels = {"worker": identity.address, "node": identity.node, "device": identity.device_kind}
     return {"targets": [identity.metrics_address], "labels": labels}

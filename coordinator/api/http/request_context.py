@@ -31,7 +31,7 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}
 _log = get_logger()
 
 
-class Edge:
+class RequestContextMiddleware:
     """ASGI middleware around the routes; it puts `request_id` into the request's state."""
 
     def __init__(self, app: ASGIApp, note_answer: Callable[[str, int], None]) -> None:

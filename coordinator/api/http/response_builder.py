@@ -13,7 +13,7 @@ JSON = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Answer:
+class ChoiceAccumulator:
     """Everything that was generated for one choice."""
 
     text: str = ""
@@ -29,7 +29,7 @@ class Answer:
         self.finish = update.finish
 
 
-class Form(Protocol):
+class ResponseBuilder(Protocol):
     """How one kind of call tells its answers."""
 
     @property
@@ -54,17 +54,17 @@ class Form(Protocol):
     def chunks(self, index: int, update: Update) -> Iterator[JSON]:
         """The choices that tell one update of choice `index`."""
 
-    def choice(self, index: int, answer: Answer) -> JSON:
+    def choice(self, index: int, answer: ChoiceAccumulator) -> JSON:
         """One whole choice."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """A generation that was asked for, and how to tell it."""
 
     request: GenerationRequest
     delivery: Delivery
-    make_form: Callable[[ServedModel], Form]
+    make_form: Callable[[ServedModel], ResponseBuilder]
     # What the client calls fields of the request, for errors; the others have their own names.
     field_names: Mapping[str, str]
 

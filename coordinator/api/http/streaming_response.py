@@ -17,7 +17,14 @@ from starlette.types import Receive, Scope, Send
 from coordinator.admission.admission import Admission
 from coordinator.api.http.connection import while_connected
 from coordinator.api.http.errors import error_body, rename_field
-from coordinator.api.http.response_builder import JSON, Answer, Call, Form, count_body, usage_body
+from coordinator.api.http.response_builder import (
+    JSON,
+    ChoiceAccumulator,
+    ParsedCall,
+    ResponseBuilder,
+    count_body,
+    usage_body,
+)
 from coordinator.output.output_stream import OutputStream
 from coordinator.requests.types import PromptToken, Update, Usage
 from coordinator.security.api_keys import Tenant
@@ -41,7 +48,7 @@ _log = get_logger()
 class GeneratedResponse(Response):
     """A response that is generated while it is sent."""
 
-    def __init__(self, admission: Admission, call: Call, tenant: Tenant) -> None:
+    def __init__(self, admission: Admission, call: ParsedCall, tenant: Tenant) -> None:
         super().__init__()
         self._admission = admission
         self._tenant = tenant
@@ -68,7 +75,7 @@ class GeneratedResponse(Response):
 class _Envelope:
     """What stands around the choices of one call."""
 
-    def __init__(self, call: Call, form: Form, output: OutputStream) -> None:
+    def __init__(self, call: ParsedCall, form: ResponseBuilder, output: OutputStream) -> None:
         self.call = call
         self.form = form
         self.num_answers = output.num_answers
@@ -78,7 +85,7 @@ class _Envelope:
 
     async def whole(self, output: OutputStream) -> bytes:
         """The answer as JSON, once it is complete."""
-        answers = [Answer() for _ in range(self.num_answers)]
+        answers = [ChoiceAccumulator() for _ in range(self.num_answers)]
         num_logprobs = 0
         async for update in output:
             answers[self.number(update)].add(update)
@@ -87,7 +94,7 @@ class _Envelope:
             return _encode(self._body(answers))
         return await asyncio.to_thread(lambda: _encode_in_turns(self._body(answers)))
 
-    def _body(self, answers: list[Answer]) -> JSON:
+    def _body(self, answers: list[ChoiceAccumulator]) -> JSON:
         choices = [self.form.choice(index, answer) for index, answer in enumerate(answers)]
         usages = [answer.finish.usage for answer in answers if answer.finish is not None]
         return self._wrap(self.form.name, choices) | {

@@ -23,7 +23,7 @@ from runtime.version import PROTOCOL_VERSION, VERSION
 _OWNER: Final = "stagemesh"
 
 
-class Pages:
+class UtilityRoutes:
     """Endpoints over one coordinator."""
 
     def __init__(self, coordinator: Coordinator) -> None:

@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 from runtime.errors import InvalidRequestError
 from stagemesh.cli.options.option_types import Address, Dialled, Flag, Size, Throughput
-from stagemesh.faults.fault_proxy import Accident, FaultProxy, Faults, parse_command
+from stagemesh.faults.fault_proxy import FaultProxy, Faults, OneShotFault, parse_command
 from stagemesh.launcher.ports import check_apart
 
 
@@ -57,10 +57,10 @@ def fault_proxy(
     """
     check_apart({"--listen": listen, "--to": to})
     once = (
-        (drop_after, Accident.DROP),
-        (truncate_after, Accident.TRUNCATE),
-        (corrupt_after, Accident.CORRUPT),
-        (duplicate_after, Accident.DUPLICATE),
+        (drop_after, OneShotFault.DROP),
+        (truncate_after, OneShotFault.TRUNCATE),
+        (corrupt_after, OneShotFault.CORRUPT),
+        (duplicate_after, OneShotFault.DUPLICATE),
     )
     accidents = tuple((after, accident) for after, accident in once if after is not None)
     with suppress(KeyboardInterrupt):

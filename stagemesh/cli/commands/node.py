@@ -22,7 +22,7 @@ from stagemesh.display.progress import tell
 from stagemesh.launcher.launcher import STOP_SECONDS
 from stagemesh.launcher.ports import check_apart
 from stagemesh.launcher.signals import Interrupts, run_interruptible
-from stagemesh.launcher.worker_supervisor import Fleet, FleetPlan, RestartPolicy
+from stagemesh.launcher.worker_supervisor import FleetPlan, RestartPolicy, WorkerSupervisor
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
@@ -78,6 +78,6 @@ def node(
 
 
 async def _run(plan: FleetPlan, grace_seconds: float, interrupts: Interrupts) -> None:
-    fleet = Fleet(plan, partial(tell, Console(stderr=True)), RestartPolicy())
+    fleet = WorkerSupervisor(plan, partial(tell, Console(stderr=True)), RestartPolicy())
     interrupts.on_second = fleet.kill
     await fleet.run(grace_seconds)

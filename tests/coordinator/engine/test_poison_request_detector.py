@@ -1,15 +1,15 @@
 """Who is suspected of ending epochs, who runs alone, and who is blamed."""
 
-from coordinator.engine.poison_request_detector import Suspects
+from coordinator.engine.poison_request_detector import PoisonRequestDetector
 
 
-def make_suspects() -> tuple[Suspects, list[int | None]]:
+def make_suspects() -> tuple[PoisonRequestDetector, list[int | None]]:
     """With everybody that `isolate` was told of."""
     told: list[int | None] = []
-    return Suspects(told.append), told
+    return PoisonRequestDetector(told.append), told
 
 
-def end_with(suspects: Suspects, *present: int) -> int | None:
+def end_with(suspects: PoisonRequestDetector, *present: int) -> int | None:
     """An epoch in which these ran, and its end."""
     for sequence_id in present:
         suspects.started(sequence_id)

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from coordinator.membership.decaying_score import HALVING_SECONDS, Blames
+from coordinator.membership.decaying_score import HALVING_SECONDS, DecayingScores
 from coordinator.membership.membership import Membership
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from runtime.version import PROTOCOL_VERSION
 
 WORKER = WorkerIdentity(PROTOCOL_VERSION, "build", "a", "here", "127.0.0.1:1", "cpu", "cpu", 1, 1)
 
 
 def test_blame_halves_with_each_time_that_nothing_is_added_and_ends() -> None:
-    blames: Blames[str] = Blames(max_names=4)
+    blames: DecayingScores[str] = DecayingScores(max_names=4)
     blames.add("a", Fraction(1), now=100.0)
     assert not blames.halve(100.0 + HALVING_SECONDS - 1.0)
     assert blames.of("a") == 1
@@ -30,7 +30,7 @@ def test_blame_halves_with_each_time_that_nothing_is_added_and_ends() -> None:
 
 
 def test_blames_of_more_workers_than_there_may_be_forget_the_oldest() -> None:
-    blames: Blames[str] = Blames(max_names=2)
+    blames: DecayingScores[str] = DecayingScores(max_names=2)
     for name in ("a", "b", "a", "c"):
         blames.add(name, Fraction(1), now=0.0)
     assert [blames.of(name) for name in "abc"] == [2, 0, 1]
@@ -40,7 +40,7 @@ async def test_worker_whose_blame_has_passed_is_taken_by_who_waits() -> None:
     membership = Membership(max_workers=2)
     (spoiler,) = membership.standing.blame([membership.join(WORKER)], now=0.0)
 
-    def innocent(free: Sequence[Member]) -> tuple[Member, ...] | None:
+    def innocent(free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
         return tuple(member for member in free if not member.is_guilty) or None
 
     taking = asyncio.create_task(membership.take(0, innocent))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import (
     head_cost_in_layers,
@@ -34,8 +34,10 @@ def config(toy_folder: Path) -> ModelConfig:
     return load_model_config(toy_folder)
 
 
-def member(worker_id: str) -> Member:
-    return Member(WorkerIdentity(1, "b", worker_id, "here", f"{worker_id}:1", "cpu", "", 0, 1))
+def member(worker_id: str) -> WorkerRecord:
+    return WorkerRecord(
+        WorkerIdentity(1, "b", worker_id, "here", f"{worker_id}:1", "cpu", "", 0, 1)
+    )
 
 
 def test_head_cost_is_half_its_weight_in_layers(config: ModelConfig) -> None:
@@ -149,7 +151,7 @@ def test_settle_dtype_takes_what_all_workers_compute_fast(
 ) -> None:
     config = replace(config, torch_dtype=stored)
     plan = plan_replica(replace(OPTIONS, dtype=asked), config, "f00", 0)
-    members = [Member(replace(member("a").identity, dtypes=fast)) for fast in dtypes]
+    members = [WorkerRecord(replace(member("a").identity, dtypes=fast)) for fast in dtypes]
     assert [part.dtype for part in settle_dtype(plan, config, members)] == [expected] * 2
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.membership.assignment import Assignment
 from coordinator.membership.membership import Membership
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
 from coordinator.planning.worker_assignment import place, what_is_missing
@@ -15,16 +15,16 @@ from runtime.model_config.model_config import load_model_config
 from runtime.version import PROTOCOL_VERSION
 
 
-def member(worker_id: str, node: str = "here") -> Member:
-    return Member(WorkerIdentity(1, "b", worker_id, node, f"{worker_id}:1", "cpu", "", 0, 1))
+def member(worker_id: str, node: str = "here") -> WorkerRecord:
+    return WorkerRecord(WorkerIdentity(1, "b", worker_id, node, f"{worker_id}:1", "cpu", "", 0, 1))
 
 
-def members(**nodes: int) -> list[Member]:
+def members(**nodes: int) -> list[WorkerRecord]:
     """So many workers on each node, named `a0`, `a1` and so on."""
     return [member(f"{node}{n}", node) for node, count in nodes.items() for n in range(count)]
 
 
-def names(placed: tuple[Member, ...] | None) -> list[str]:
+def names(placed: tuple[WorkerRecord, ...] | None) -> list[str]:
     assert placed is not None
     return [each.identity.worker_id for each in placed]
 
@@ -49,7 +49,8 @@ def test_place_paced_worker_is_no_spare_of_those_that_compute(
     plan: tuple[Assignment, ...],
 ) -> None:
     paced = [
-        Member(replace(each.identity, device_kind="paced")) for each in (member("p"), member("q"))
+        WorkerRecord(replace(each.identity, device_kind="paced"))
+        for each in (member("p"), member("q"))
     ]
     first, second = member("a"), member("b")
     assert place(plan, (paced[0], first)) is None

@@ -3,7 +3,7 @@
 import pytest
 
 from coordinator.membership.assignment import Assignment, LoadReport
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.replica.bring_up import check_devices, make_limits
 from runtime.errors import WorkerRefusedError
@@ -45,10 +45,10 @@ def test_limits_take_the_smallest_rank_and_guess_each_stage_by_its_device() -> N
     )
 
 
-def make_members(*kinds: str) -> list[Member]:
+def make_members(*kinds: str) -> list[WorkerRecord]:
     """One for each rank of two stages of two."""
     return [
-        Member(WorkerIdentity(1, "b", f"w{index}", "n", f"host:{index}", kind, "", 0, 0))
+        WorkerRecord(WorkerIdentity(1, "b", f"w{index}", "n", f"host:{index}", kind, "", 0, 0))
         for index, kind in enumerate(kinds)
     ]
 

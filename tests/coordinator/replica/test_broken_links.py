@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
 from coordinator.planning.worker_assignment import links_of, place
@@ -149,7 +149,7 @@ def test_place_over_broken_links_finds_a_way_around_whenever_there_is_one(
     options = CoordinatorOptions(model="smollm2", pp=3)
     plan = plan_replica(options, load_model_config(toy_folder), "f00", 0)
     members = [
-        Member(WorkerIdentity(1, "b", name, "here", f"{name}:1", "cpu", "", 0, 1))
+        WorkerRecord(WorkerIdentity(1, "b", name, "here", f"{name}:1", "cpu", "", 0, 1))
         for name in "abcd"[:num_workers]
     ]
     for part, name in zip(plan, held, strict=False):
@@ -163,7 +163,7 @@ def test_place_ranks_of_a_stage_go_around_a_broken_link_together(toy_folder: Pat
     options = CoordinatorOptions(model="smollm2", pp=2, tp=(2,))
     plan = plan_replica(options, load_model_config(toy_folder), "f00", 0)
     members = [
-        Member(WorkerIdentity(1, "b", f"{node}{n}", node, f"{node}{n}:1", "cpu", "", 0, 1))
+        WorkerRecord(WorkerIdentity(1, "b", f"{node}{n}", node, f"{node}{n}:1", "cpu", "", 0, 1))
         for node in "xyz"
         for n in range(2)
     ]
@@ -179,7 +179,7 @@ def test_place_rank_that_does_not_reach_the_next_stage_gives_way_to_a_spare_of_i
     options = CoordinatorOptions(model="smollm2", pp=2, tp=(2,))
     plan = plan_replica(options, load_model_config(toy_folder), "f00", 0)
     members = [
-        Member(WorkerIdentity(1, "b", name, name[0], f"{name}:1", "cpu", "", 0, 1))
+        WorkerRecord(WorkerIdentity(1, "b", name, name[0], f"{name}:1", "cpu", "", 0, 1))
         for name in ("x0", "x1", "x2", "y0", "y1")
     ]
     for part, member in zip(plan, (*members[:2], *members[3:]), strict=True):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.degraded_layout import fits_memory, make_plan, smaller_options
 from coordinator.planning.replica_layout import plan_replica
@@ -23,9 +23,9 @@ def config(toy_folder: Path) -> ModelConfig:
     return load_model_config(toy_folder)
 
 
-def member(worker_id: str, node: str, kind: str, memory_bytes: int) -> Member:
+def member(worker_id: str, node: str, kind: str, memory_bytes: int) -> WorkerRecord:
     identity = WorkerIdentity(1, "b", worker_id, node, f"{worker_id}:1", kind, "", memory_bytes, 1)
-    return Member(identity)
+    return WorkerRecord(identity)
 
 
 async def test_replan_lost_worker_goes_on_with_fewer_stages_and_grows_back(

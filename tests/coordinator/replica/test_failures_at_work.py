@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from coordinator.engine.poison_request_detector import Suspects
+from coordinator.engine.poison_request_detector import PoisonRequestDetector
 from coordinator.membership.assignment import Assignment
 from coordinator.membership.membership import Membership
-from coordinator.membership.worker_record import Member, WorkerIdentity
+from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
 from coordinator.planning.worker_assignment import place
@@ -71,13 +71,15 @@ class World:
         self.membership = Membership(max_workers=num_workers)
         self.workers = [self.membership.join(_identity(n)) for n in range(num_workers)]
         self.alone: int | None = None
-        self.suspects = Suspects(self._isolate)
+        self.suspects = PoisonRequestDetector(self._isolate)
         self.failed: list[int] = []
 
     def _isolate(self, request: int | None) -> None:
         self.alone = request
 
-    def run_epoch(self, requests: set[int], bad: set[Member], poison: set[int], who: int) -> bool:
+    def run_epoch(
+        self, requests: set[int], bad: set[WorkerRecord], poison: set[int], who: int
+    ) -> bool:
         """One epoch in which all `requests` run that may; whether it ended."""
         members = place(self.plan, self.membership.free)
         assert members is not None

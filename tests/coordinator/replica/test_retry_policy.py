@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.replica.retry_policy import Patience
+from coordinator.replica.retry_policy import FormationRetryPolicy
 from runtime.errors import (
     CanaryMismatchError,
     EpochEndedError,
@@ -19,7 +19,11 @@ ENDED = EpochEndedError(cause="position", detail="the same each time")
 
 
 def failures_until_over(
-    patience: Patience, cause: StagemeshError, most: int = 20, *, has_served: bool = False
+    patience: FormationRetryPolicy,
+    cause: StagemeshError,
+    most: int = 20,
+    *,
+    has_served: bool = False,
 ) -> int:
     """How many failures in a row it takes; `most` if none of them is the last."""
     for number in range(1, most):
@@ -40,19 +44,19 @@ def failures_until_over(
     ],
 )
 def test_patience_before_the_first_service_ends(cause: StagemeshError, number: int) -> None:
-    assert failures_until_over(Patience(0.1, 1.0), cause) == number
+    assert failures_until_over(FormationRetryPolicy(0.1, 1.0), cause) == number
 
 
 @pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED, DIED])
 def test_patience_after_the_first_service_never_ends(cause: StagemeshError) -> None:
-    patience = Patience(0.1, 1.0)
+    patience = FormationRetryPolicy(0.1, 1.0)
     patience.count(DIED, has_just_served=True)
     assert failures_until_over(patience, cause, has_served=True) == 20
 
 
 @pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED])
 def test_patience_with_workers_that_spoiled_nothing_goes_on(cause: StagemeshError) -> None:
-    patience = Patience(0.1, 1.0)
+    patience = FormationRetryPolicy(0.1, 1.0)
     for _ in range(20):
         patience.count(cause, has_just_served=False)
         assert not patience.is_over(cause, has_served=False, has_others=True)
@@ -60,7 +64,7 @@ def test_patience_with_workers_that_spoiled_nothing_goes_on(cause: StagemeshErro
 
 
 def test_patience_with_workers_that_fail_in_turn_ends() -> None:
-    patience = Patience(0.1, 1.0)
+    patience = FormationRetryPolicy(0.1, 1.0)
     causes = [WorkerFailedError(worker=f"w{n}", reason=f"{n} bytes short") for n in range(5)]
     for cause in causes:
         assert not patience.is_over(cause, has_served=False)
@@ -69,7 +73,7 @@ def test_patience_with_workers_that_fail_in_turn_ends() -> None:
 
 
 def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None:
-    patience = Patience(0.1, 0.5)
+    patience = FormationRetryPolicy(0.1, 0.5)
     pauses = []
     for has_just_served in (True, False, False, False, True):
         patience.count(DIED, has_just_served=has_just_served)
@@ -78,7 +82,7 @@ def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None
 
 
 def test_patience_pause_after_thousands_of_failures_is_the_longest() -> None:
-    patience = Patience(0.1, 5.0)
+    patience = FormationRetryPolicy(0.1, 5.0)
     for _ in range(2000):
         patience.count(DIED, has_just_served=False)
     assert patience.pause_seconds == 5.0

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from coordinator.membership.membership import Membership
 from coordinator.stage_client import reachability
-from runtime.rpc.tls import Reach
+from runtime.rpc.tls import DialPolicy
 from runtime.version import PROTOCOL_VERSION
 from stagemesh.launcher.ports import reserve
 from tests.coordinator.mesh_server import mesh_server, workers
@@ -53,17 +53,21 @@ async def test_join_where_another_worker_answers_is_told_who() -> None:
 @pytest.mark.parametrize(
     ("changes", "reach", "says"),
     [
-        ({"protocol_version": PROTOCOL_VERSION + 1}, Reach(is_insecure=True), "protocol version"),
-        ({"node": "n" * 300}, Reach(is_insecure=True), "longer than 256"),
-        ({"address": "192.0.2.1:1"}, Reach(), "stays on loopback"),
-        ({"address": "some.host:1"}, Reach(), "stays on loopback"),
-        ({"address": "0.0.0.0:1"}, Reach(), "--advertise"),
-        ({"address": "[::]:1"}, Reach(is_insecure=True), "--advertise"),
+        (
+            {"protocol_version": PROTOCOL_VERSION + 1},
+            DialPolicy(is_insecure=True),
+            "protocol version",
+        ),
+        ({"node": "n" * 300}, DialPolicy(is_insecure=True), "longer than 256"),
+        ({"address": "192.0.2.1:1"}, DialPolicy(), "stays on loopback"),
+        ({"address": "some.host:1"}, DialPolicy(), "stays on loopback"),
+        ({"address": "0.0.0.0:1"}, DialPolicy(), "--advertise"),
+        ({"address": "[::]:1"}, DialPolicy(is_insecure=True), "--advertise"),
     ],
     ids=["version", "identity", "address", "name", "any", "any IPv6"],
 )
 async def test_join_of_a_worker_that_may_not_join_dials_nobody(
-    changes: dict[str, Any], reach: Reach, says: str, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], reach: DialPolicy, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 25 (CVE-2025-47277): what a stranger says has this machine connect to nothing."""
     dialled: list[str] = []

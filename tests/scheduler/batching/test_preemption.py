@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.batching.microbatch import MicrobatchDraft
-from scheduler.batching.preemption import Victims
-from scheduler.sequences.sequence import Residence, TrackedSequence
+from scheduler.batching.preemption import PreemptionCandidates
+from scheduler.sequences.sequence import SlotAllocation, TrackedSequence
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request
 
 
@@ -106,7 +106,7 @@ def test_admission_spares_the_blocks_that_ready_decodes_need() -> None:
 def running(number: int, rank: int, arrival: float, num_sent: int) -> TrackedSequence:
     request = make_request(number, prompt=50, arrival=arrival, priority=rank)
     sequence = TrackedSequence(request, list(request.prompt_ids), final_len=60)
-    sequence.residence = Residence(sequence, number, [], 64, num_sent)
+    sequence.residence = SlotAllocation(sequence, number, [], 64, num_sent)
     return sequence
 
 
@@ -126,7 +126,7 @@ def test_victim_is_the_first_to_go_of_those_that_are_less_urgent(
     for sequence in sequences:
         if sequence.sequence_id in in_draft and sequence.residence is not None:
             draft.add_prompt(sequence.residence, 2)
-    victims = Victims(sequences, draft)
+    victims = PreemptionCandidates(sequences, draft)
     for beneficiary in (sequences[number] for number in beneficiaries if number < len(sequences)):
         able = [
             each

@@ -12,7 +12,7 @@ from simulator.model.pacing import PacedModel, read_pace
 from simulator.model.stage_times import load_times
 
 DECODES = Step(0, chunks=tuple(SequenceChunk(slot, 10, (5,), sample=True) for slot in range(8)))
-EXAMPLES = sorted((Path(__file__).parents[2] / "benchmarks" / "paced").glob("*.json"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "benchmarks" / "paced").glob("*.json"))
 
 
 def pace_of(folder: Path, **fields: Any) -> PacedModel:

@@ -12,7 +12,7 @@ import pytest
 from runtime.errors import DeviceStuckError, StagemeshError, find_error
 from runtime.protocol.step import Step
 from stage_worker import worker as worker_module
-from stage_worker.collectives.group import SoloGroup
+from stage_worker.collectives.group import SingleRankGroup
 from stage_worker.epoch import epoch_plan
 from stage_worker.server import EXIT_STUCK
 from tests.stage_worker.live_ranks import load_ranks, open_ranks
@@ -22,7 +22,7 @@ from tests.tiny_models import make_tiny_llama
 WAIT_SECONDS = 20.0
 
 
-class _DeafGroup(SoloGroup):
+class _DeafGroup(SingleRankGroup):
     """Never agrees, and does not hear that it is aborted."""
 
     size = 2

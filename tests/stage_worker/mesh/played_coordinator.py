@@ -10,7 +10,7 @@ import grpc.aio
 
 from protos import mesh_pb2, mesh_pb2_grpc
 from runtime.rpc import channels
-from stage_worker.mesh.mesh_client import Departure
+from stage_worker.mesh.mesh_client import LeaveRequest
 
 Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
 WAIT_SECONDS = 10.0
@@ -55,9 +55,9 @@ async def say_hello() -> mesh_pb2.Hello:
     return HELLO
 
 
-def never_leaves() -> Departure:
+def never_leaves() -> LeaveRequest:
     """Nobody asks it to leave."""
-    return Departure(asyncio.Event(), grace_seconds=1.0)
+    return LeaveRequest(asyncio.Event(), grace_seconds=1.0)
 
 
 async def note_nothing(is_joined: bool) -> None:

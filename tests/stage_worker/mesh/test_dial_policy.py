@@ -5,7 +5,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from runtime.rpc.tls import Reach
+from runtime.rpc.tls import DialPolicy
 from stage_worker.transport import stage_sender
 from tests.stage_worker.live_worker import live_workers, make_assignments, make_opening
 from tests.tiny_models import make_tiny_llama
@@ -16,13 +16,13 @@ ELSEWHERE = "192.0.2.1:50100"
 @pytest.mark.parametrize(
     ("reach", "says"),
     [
-        (Reach(), f"the next stage's address {ELSEWHERE} .*--tls-dir.*--insecure-mesh"),
-        (Reach(is_insecure=True), f"next stage {ELSEWHERE}: "),
+        (DialPolicy(), f"the next stage's address {ELSEWHERE} .*--tls-dir.*--insecure-mesh"),
+        (DialPolicy(is_insecure=True), f"next stage {ELSEWHERE}: "),
     ],
     ids=["loopback", "insecure"],
 )
 async def test_open_epoch_with_a_next_stage_beyond_loopback_is_dialled_only_if_told_to(
-    tmp_path: Path, reach: Reach, says: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reach: DialPolicy, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever can have a worker dial anything that it reaches can look around in its network."""
     monkeypatch.setattr(stage_sender, "_CONNECT_SECONDS", 0.2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage_worker.mesh.hello import Introduction
+from stage_worker.mesh.hello import HelloFactory
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from stage_worker.mesh.hello import Introduction
 async def test_hello_names_addresses_that_others_reach(
     address: str, metrics_address: str, announced: tuple[str, str]
 ) -> None:
-    introduction = Introduction("127.0.0.1:50051", "w", "cpu", address, metrics_address)
+    introduction = HelloFactory("127.0.0.1:50051", "w", "cpu", address, metrics_address)
 
     hello = await introduction.hello()
 
@@ -26,7 +26,7 @@ async def test_hello_names_addresses_that_others_reach(
 
 
 async def test_hello_coordinator_of_an_unknown_name_is_an_os_error() -> None:
-    introduction = Introduction("nowhere.invalid:1", "w", "cpu", "0.0.0.0:1", "127.0.0.1:1")
+    introduction = HelloFactory("nowhere.invalid:1", "w", "cpu", "0.0.0.0:1", "127.0.0.1:1")
 
     with pytest.raises(OSError, match=r"."):
         await introduction.hello()

@@ -8,7 +8,7 @@ import pytest
 from protos import mesh_pb2
 from runtime.errors import ProtocolVersionError, WorkerRefusedError, find_error
 from runtime.rpc import channels
-from stage_worker.mesh.mesh_client import Departure, stay_joined
+from stage_worker.mesh.mesh_client import LeaveRequest, stay_joined
 from tests.stage_worker.mesh.played_coordinator import (
     WAIT_SECONDS,
     Context,
@@ -92,14 +92,14 @@ async def test_stay_joined_asked_to_leave_says_so_and_goes_when_released() -> No
         await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
         await asyncio.Event().wait()
 
-    departure = Departure(asyncio.Event(), grace_seconds=7.0)
+    departure = LeaveRequest(asyncio.Event(), grace_seconds=7.0)
     departure.asked.set()
     async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
         await stay_joined(address, say_hello, note_nothing, departure)
 
 
 async def test_stay_joined_asked_to_leave_goes_with_its_coordinator() -> None:
-    departure = Departure(asyncio.Event(), grace_seconds=7.0)
+    departure = LeaveRequest(asyncio.Event(), grace_seconds=7.0)
 
     async def behaviour(context: Context) -> None:
         await welcome(context)

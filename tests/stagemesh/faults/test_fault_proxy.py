@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from runtime.errors import InvalidRequestError
-from stagemesh.faults.fault_proxy import NO_FAULTS, Accident, FaultProxy, Faults, parse_command
+from stagemesh.faults.fault_proxy import NO_FAULTS, FaultProxy, Faults, OneShotFault, parse_command
 
 MESSAGE = bytes(range(256)) * 4
 # Long enough to be told from none; whatever waits for it ends as soon as it can.
@@ -64,14 +64,14 @@ async def test_proxy_without_faults_passes_everything_and_counts_it() -> None:
 @pytest.mark.parametrize(
     ("accident", "expected"),
     [
-        (Accident.DROP, b""),
-        (Accident.TRUNCATE, MESSAGE[:512]),
-        (Accident.CORRUPT, MESSAGE[:512] + b"\x01" + MESSAGE[513:]),
-        (Accident.DUPLICATE, MESSAGE + MESSAGE),
+        (OneShotFault.DROP, b""),
+        (OneShotFault.TRUNCATE, MESSAGE[:512]),
+        (OneShotFault.CORRUPT, MESSAGE[:512] + b"\x01" + MESSAGE[513:]),
+        (OneShotFault.DUPLICATE, MESSAGE + MESSAGE),
     ],
 )
 async def test_accident_happens_once_to_the_piece_that_it_is_for(
-    accident: Accident, expected: bytes
+    accident: OneShotFault, expected: bytes
 ) -> None:
     # On its way back: the first 1024 bytes are the way there.
     async with echoing(Faults(accidents=((len(MESSAGE) + 1, accident),))) as (_, address):
@@ -107,8 +107,8 @@ def test_command_lines_change_what_is_done() -> None:
     faults = parse_command(parse_command(NO_FAULTS, "delay 0.5\n"), "throttle 1000")
     assert faults == Faults(delay_seconds=0.5, bytes_per_second=1000)
     assert parse_command(faults, "stall").is_stalled
-    assert parse_command(NO_FAULTS, "drop") == Faults(accidents=((0, Accident.DROP),))
-    assert parse_command(NO_FAULTS, "corrupt 99").accidents == ((99, Accident.CORRUPT),)
+    assert parse_command(NO_FAULTS, "drop") == Faults(accidents=((0, OneShotFault.DROP),))
+    assert parse_command(NO_FAULTS, "corrupt 99").accidents == ((99, OneShotFault.CORRUPT),)
     assert parse_command(faults, "heal") == NO_FAULTS
     for line in ("explode", "delay long", ""):
         with pytest.raises(InvalidRequestError, match="is none of heal"):

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.errors import LaunchError
 from stagemesh.launcher import launcher, worker_supervisor
-from stagemesh.launcher.child_process import Child
+from stagemesh.launcher.child_process import ChildProcess
 from stagemesh.launcher.launcher import LaunchPlan, LocalMesh, local_mesh
 from stagemesh.launcher.ports import reserve
 from stagemesh.launcher.worker_supervisor import FleetPlan, RestartPolicy
@@ -40,7 +40,7 @@ async def wait_for_ever(mesh: LocalMesh) -> None:
 
 async def test_child_that_exits_leaves_its_code_lines_and_reason() -> None:
     lines: list[str] = []
-    child = await Child.start("c", ("coordinator", "no such model"), lines.append)
+    child = await ChildProcess.start("c", ("coordinator", "no such model"), lines.append)
     assert await child.follow() == 1
     assert child.last_error is not None
     assert "no such model" in child.last_error
@@ -51,7 +51,7 @@ async def test_child_takes_its_options_from_its_command_line_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STAGEMESH_LAYERS", "nonsense")
-    child = await Child.start("c", ("coordinator", "no such model"), print)
+    child = await ChildProcess.start("c", ("coordinator", "no such model"), print)
     assert await child.follow() == 1
 
 
@@ -144,7 +144,7 @@ async def test_worker_out_of_the_mesh_is_killed_unless_it_is_ending(
         monkeypatch.setattr(worker_supervisor, "free_address", lambda first, taken: address)
         mesh = LocalMesh(plan(WORKER, WORKER), lambda line: None, RestartPolicy())
         mesh._fleet._take(worker.name, "127.0.0.1:50100")
-        mesh.children[worker.name] = cast("Child", worker)
+        mesh.children[worker.name] = cast("ChildProcess", worker)
         monkeypatch.setattr(mesh._client, "state", state)
         for _ in range(3):
             await mesh._state()

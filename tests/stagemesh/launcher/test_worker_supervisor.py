@@ -9,9 +9,9 @@ import pytest
 
 from runtime.errors import LaunchError
 from runtime.rpc.tls import MeshTls, Role
-from stagemesh.launcher.child_process import EXIT_REFUSED, Child
+from stagemesh.launcher.child_process import EXIT_REFUSED, ChildProcess
 from stagemesh.launcher.ports import reserve
-from stagemesh.launcher.worker_supervisor import Fleet, FleetPlan, RestartPolicy
+from stagemesh.launcher.worker_supervisor import FleetPlan, RestartPolicy, WorkerSupervisor
 
 QUICK = RestartPolicy(max_restarts=2, first_delay_seconds=0.001, max_delay_seconds=0.004)
 
@@ -43,12 +43,12 @@ async def news_of(
     async def start(name: str, *_: Any) -> EndingChild:
         return EndingChild(name, left)
 
-    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(ChildProcess, "start", start)
     news: list[str] = []
     plan = FleetPlan(arguments=(), num_workers=1, first_address="127.0.0.1:0")
     async with asyncio.timeout(20):
         with pytest.raises(LaunchError):
-            await Fleet(plan, news.append, restarts).run(grace_seconds=1.0)
+            await WorkerSupervisor(plan, news.append, restarts).run(grace_seconds=1.0)
     return news
 
 
@@ -91,11 +91,11 @@ async def test_worker_does_not_take_the_port_of_a_door_that_is_not_open_yet(
         taken.append(arguments[arguments.index("--listen") + 1])
         return EndingChild(name, iter((EXIT_REFUSED,)))
 
-    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(ChildProcess, "start", start)
     first = reserve("127.0.0.1:0")
     plan = FleetPlan(arguments=(), num_workers=1, first_address=first, reserved=(first,))
     with pytest.raises(LaunchError):
-        await Fleet(plan, print, QUICK).run(grace_seconds=1.0)
+        await WorkerSupervisor(plan, print, QUICK).run(grace_seconds=1.0)
     assert taken
     assert first not in taken
 
@@ -111,7 +111,7 @@ async def test_fleet_without_the_certificate_for_its_watch_is_over_before_it_sta
         ends_frozen=True,
     )
     news: list[str] = []
-    fleet = Fleet(plan, news.append, QUICK)
+    fleet = WorkerSupervisor(plan, news.append, QUICK)
     with pytest.raises(LaunchError, match=r"ca\.pem"):
         await fleet.run(grace_seconds=1.0)
     assert not fleet.children
