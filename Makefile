@@ -13,7 +13,7 @@ help:
 	@echo "make test-compose  build the image, run meshes of containers; needs a Docker engine"
 	@echo "make test-clients  the tests with outside clients only"
 	@echo "make test-clients-heavy  lm-eval, guidellm and aiperf, in environments of their own"
-	@echo "make test-fuzz  10,000 random requests at each door"
+	@echo "make test-fuzz  10,000 random requests at each API"
 	@echo "make test-ops  a real Prometheus and a real browser against a mesh"
 	@echo "make test-faults  kills, freezes, bad links and forged frames at every phase; takes ten minutes"
 	@echo "make soak      load with random kills for ten minutes, and a table of what came of it"

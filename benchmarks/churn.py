@@ -1,4 +1,4 @@
-"""Clients that come and go: many streams at once at both doors, half of them left at random.
+"""Clients that come and go: many streams at once at both APIs, half of them left at random.
 
 Shows what is held afterwards (it must be nothing), and how late the coordinator's event loop was
 meanwhile, by its own `event_loop_lag_seconds`. Exits with 1 where something is left or failed.
@@ -19,7 +19,7 @@ from benchmarks import command
 from benchmarks.command import above_zero, threads, whole
 from benchmarks.mesh import launched_mesh
 from stagemesh import AsyncClient, MeshState
-from stagemesh.bench.callers import CALL_ERRORS, Caller, DoorAddress, connect
+from stagemesh.bench.callers import CALL_ERRORS, ApiAddress, Caller, connect
 from stagemesh.bench.outcome import Outcome
 from stagemesh.bench.workload import Ask
 from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOptions
@@ -33,7 +33,7 @@ _IDLE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Both doors of one mesh."""
+    """Both APIs of one mesh."""
 
     grpc: str
     http: str
@@ -52,11 +52,11 @@ class Churn:
 async def churn(addresses: Addresses, num_streams: int, seconds: float, seed: int = 0) -> Churn:
     """Keeps `num_streams` clients busy for so long, and waits for those who stay to the end."""
     result = Churn()
-    grpc_door = DoorAddress("grpc", addresses.grpc, None, None)
-    http_door = DoorAddress("http", addresses.http, None, None)
+    grpc_api = ApiAddress("grpc", addresses.grpc, None, None)
+    http_api = ApiAddress("http", addresses.http, None, None)
     async with (
-        connect(grpc_door, _TIMEOUT_SECONDS, ignore_eos=True) as by_grpc,
-        connect(http_door, _TIMEOUT_SECONDS, ignore_eos=True) as by_http,
+        connect(grpc_api, _TIMEOUT_SECONDS, ignore_eos=True) as by_grpc,
+        connect(http_api, _TIMEOUT_SECONDS, ignore_eos=True) as by_http,
     ):
         before = await lag_counts(addresses.http)
         end = time.perf_counter() + seconds

@@ -36,7 +36,7 @@ async def running_mesh(
 async def launched_mesh(
     model: str, plan: PlanOptions, batching: BatchingOptions, device: DeviceOptions
 ) -> AsyncIterator[LaunchPlan]:
-    """A mesh that serves, as what it was started from: its doors' addresses."""
+    """A mesh that serves, as what it was started from: its APIs' addresses."""
     addresses = AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0")
     mesh_options = MeshOptions(plan, batching, addresses)
     launch_plan = make_launch_plan(model, mesh_options, device, LogOptions())

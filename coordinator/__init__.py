@@ -1,1 +1,1 @@
-"""The coordinator: the clients' door, the engine that drives the stages, the membership."""
+"""The coordinator: the clients' API, the engine that drives the stages, the membership."""

@@ -1,6 +1,6 @@
 """Owns the parts of a coordinator and the way from a model's name to replicas that serve.
 
-It listens to nothing: `server.py` puts the doors in front.
+It listens to nothing: `server.py` puts the APIs in front.
 """
 
 import asyncio

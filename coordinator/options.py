@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.rpc.tls import DoorTls, MeshTls
+from runtime.rpc.tls import ApiTls, MeshTls
 from scheduler import PolicyName, PolicyOptions
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions
 
@@ -75,11 +75,11 @@ class CoordinatorOptions:
     # The largest request, a body or a message. Decoding one takes the event loop up to some 20 ms
     # for each MiB of what is mostly structure.
     max_request_bytes: int = 4 * 2**20
-    # Origins whose web pages may call the HTTP door from a browser; `*` is all.
+    # Origins whose web pages may call the HTTP API from a browser; `*` is all.
     cors_origins: tuple[str, ...] = ()
-    # The file of API keys; None: the doors ask for none.
+    # The file of API keys; None: the APIs ask for none.
     api_keys: Path | None = None
-    # Doors that other machines reach may do without keys.
+    # APIs that other machines reach may do without keys.
     allow_anonymous: bool = False
     # Metrics and the mesh's state ask for a key, too.
     protect_state: bool = False
@@ -90,8 +90,8 @@ class CoordinatorOptions:
     # `is_mesh_insecure`.
     mesh_tls: MeshTls | None = None
     is_mesh_insecure: bool = False
-    # The certificate of both doors; None: doors without TLS.
-    door_tls: DoorTls | None = None
+    # The certificate of both APIs; None: APIs without TLS.
+    api_tls: ApiTls | None = None
     exit_with_parent: bool = False
 
     @property

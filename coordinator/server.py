@@ -1,6 +1,6 @@
 """Owns the coordinator process: its three listeners, its health, its start and its end.
 
-The doors (gRPC and HTTP, for clients) and the mesh (workers and operators) listen apart, so that
+The APIs (gRPC and HTTP, for clients) and the mesh (workers and operators) listen apart, so that
 each can be reached by those whom it is for. All of them run on one event loop.
 """
 
@@ -56,8 +56,8 @@ class Addresses:
 def run_coordinator(options: CoordinatorOptions) -> None:
     """Serves until SIGINT, SIGTERM or, if so told, the parent's end.
 
-    Raises `PortTakenError`, `OpenDoorError` or `KeyFileError` at once; what is wrong with the model
-    is told by `GetState`, because whoever waits for this coordinator asks there.
+    Raises `PortTakenError`, `UnprotectedApiError` or `KeyFileError` at once. `GetState` reports a
+    model that cannot be served, because the launcher asks there.
     """
     process.spare_the_collector()
     process.run(
@@ -75,8 +75,8 @@ async def serve_coordinator(
     coordinator = Coordinator(options)
     mesh_service = _make_mesh_service(coordinator)
     health_servicer = health.aio.HealthServicer()
-    door = _make_door(coordinator, health_servicer)
-    http = HttpServer(make_app(coordinator), _CLOSE_SECONDS, options.door_tls)
+    api = _make_api(coordinator, health_servicer)
+    http = HttpServer(make_app(coordinator), _CLOSE_SECONDS, options.api_tls)
     mesh = channels.make_server(
         count_call=count_calls(coordinator.metrics), check=peer_authorization.admit
     )
@@ -84,22 +84,22 @@ async def serve_coordinator(
     _add_operations(mesh, coordinator, health_servicer, may_drain=True)
     try:
         addresses = Addresses(
-            await channels.bind(door, options.grpc, options.door_tls),
+            await channels.bind(api, options.grpc, options.api_tls),
             await http.bind(options.http),
             await channels.bind(mesh, options.mesh, options.mesh_tls),
         )
         coordinator.mesh_address = addresses.mesh
-        await door.start()
+        await api.start()
         await http.start()
         await mesh.start()
         _log.info("coordinator_listening", build=BUILD, **asdict(addresses))
         if started is not None:
             started.set_result(addresses)
-        await _run_until(stop, coordinator, health_servicer, http, door)
+        await _run_until(stop, coordinator, health_servicer, http, api)
     finally:
         mesh_service.close()
         await http.stop()
-        await door.stop(0)
+        await api.stop(0)
         await mesh.stop(_CLOSE_SECONDS)
         _log.info("coordinator_stopped")
 
@@ -109,9 +109,9 @@ async def _run_until(
     coordinator: Coordinator,
     health_servicer: health.aio.HealthServicer,
     http: HttpServer,
-    door: grpc.aio.Server,
+    api: grpc.aio.Server,
 ) -> None:
-    """Serves until `stop` is set; then drains and closes both doors before the replica goes."""
+    """Serves until `stop` is set; then drains and closes both APIs before the replica goes."""
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(coordinator.run())
         health_task = tasks.create_task(_publish_health(coordinator, health_servicer))
@@ -122,7 +122,7 @@ async def _run_until(
         health_task.cancel()
         await _drain(coordinator, health_servicer)
         await http.stop()
-        await door.stop(_CLOSE_SECONDS)
+        await api.stop(_CLOSE_SECONDS)
         running.cancel()
         lag_task.cancel()
         keys_task.cancel()
@@ -137,22 +137,20 @@ async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthSer
     await coordinator.drain()
 
 
-def _make_door(
+def _make_api(
     coordinator: Coordinator, health_servicer: health.aio.HealthServicer
 ) -> grpc.aio.Server:
     options = coordinator.options
-    door = channels.make_server(
+    api = channels.make_server(
         GrpcGuard(coordinator.keys, options.protect_state),
         SizeGuard(options.max_request_bytes),
         count_call=count_calls(coordinator.metrics),
     )
-    inference_pb2_grpc.add_InferenceServicer_to_server(
-        InferenceService(coordinator.admission), door
-    )
-    _add_operations(door, coordinator, health_servicer, may_drain=False)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(coordinator.admission), api)
+    _add_operations(api, coordinator, health_servicer, may_drain=False)
     names = (INFERENCE_SERVICE, OPERATIONS_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, door)
-    return door
+    reflection.enable_server_reflection(names, api)
+    return api
 
 
 def _make_mesh_service(coordinator: Coordinator) -> MeshService:

@@ -93,7 +93,7 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends every request of that id, at whichever door it came in, with the status CANCELLED.
+        """Ends every request of that id, at whichever API it came in, with the status CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

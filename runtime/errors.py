@@ -244,10 +244,10 @@ class PortTakenError(StagemeshError):
 
 
 @dataclass(eq=False, kw_only=True)
-class OpenDoorError(StagemeshError):
-    """Raised when a door would serve other machines without asking for an API key."""
+class UnprotectedApiError(StagemeshError):
+    """Raised when an API would serve other machines without asking for an API key."""
 
-    code = "open_door"
+    code = "unprotected_api"
     grpc_status = "FAILED_PRECONDITION"
     template = (
         "other machines could use {address} without an API key: name a file of keys with "
@@ -408,7 +408,7 @@ class MethodNotAllowedError(BadRequestError):
 
 @dataclass(eq=False, kw_only=True)
 class RequestTooLargeError(BadRequestError):
-    """Raised when a request's body or message exceeds the limit of its door."""
+    """Raised when a request's body or message exceeds the limit of its API."""
 
     code = "request_too_large"
     http_status = 413
@@ -486,7 +486,7 @@ class QueueFullError(StagemeshError):
 
 @dataclass(eq=False, kw_only=True)
 class UnauthenticatedError(BadRequestError):
-    """Raised when a door that asks for API keys gets none, or one that it does not know."""
+    """Raised when an API that asks for API keys gets none, or one that it does not know."""
 
     code = "invalid_api_key"
     grpc_status = "UNAUTHENTICATED"

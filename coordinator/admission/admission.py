@@ -1,6 +1,6 @@
 """Owns the way of a request into the line: counted, validated, tokenized; and out of it again.
 
-Every door comes through here, so that they mean the same thing. A request that cannot be served is
+Every API comes through here, so that they mean the same thing. A request that cannot be served is
 refused with one typed error before it costs anybody else anything. What becomes of its prompts is
 in `choices.py`.
 """
@@ -99,7 +99,7 @@ class Admission:
                     self._end(admitted, is_late())
         except StagemeshError as error:
             if admitted is None:
-                self._metrics.requests_rejected.labels(request.door, error.code).inc()
+                self._metrics.requests_rejected.labels(request.api, error.code).inc()
             raise
 
     async def _admit(

@@ -66,7 +66,7 @@ def make_generations(
         stops = StopStrings(request.stop, request.include_stop)
         detokenizer = Detokenizer(model.tokenizer, prompt)
         text = AnswerText(detokenizer, stops, request.min_tokens)
-        generations.append(Generation(sequence, number, text, output, asker.account, request.door))
+        generations.append(Generation(sequence, number, text, output, asker.account, request.api))
     return output, generations
 
 

@@ -54,13 +54,13 @@ class ActiveRequests:
         """It came to its own end."""
         self._remove(generation)
         self._metrics.replica_requests.labels(self._replica).inc()
-        observe_finish(self._metrics, generation.door, finish)
+        observe_finish(self._metrics, generation.api, finish)
 
     def drop(self, generation: Generation, code: str) -> None:
         """It ended for the reason that `code` names."""
         self._remove(generation)
         self._metrics.replica_requests.labels(self._replica).inc()
-        self._metrics.requests.labels(generation.door, code).inc()
+        self._metrics.requests.labels(generation.api, code).inc()
 
     def hand_over(self, generation: Generation) -> None:
         """Another replica goes on with it."""

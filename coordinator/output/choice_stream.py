@@ -22,11 +22,11 @@ class Generation:
         text: AnswerText,
         output: OutputStream,
         account: Account,
-        door: str,
+        api: str,
     ) -> None:
         """`number` is the choice's in `output`; `account` pays for its tokens."""
         self.request = request
-        self.door = door
+        self.api = api
         # When its latest token came, in the clock's seconds.
         self.last_token: float | None = None
         self._number = number

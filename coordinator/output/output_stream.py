@@ -32,7 +32,7 @@ class _Pending:
 
 
 class OutputStream:
-    """The updates of one request, written by the engine and read by one door."""
+    """The updates of one request, written by the engine and read by one API."""
 
     def __init__(
         self, seeds: tuple[int, ...], num_choices: int = 1, prompt_lengths: tuple[int, ...] = ()

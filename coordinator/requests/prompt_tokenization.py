@@ -1,4 +1,4 @@
-"""Owns tokenizing and detokenizing for clients who want nothing generated; every door calls it."""
+"""Owns tokenizing and detokenizing for clients who want nothing generated; every API calls it."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Owns the doors' vocabulary: what a client asks for and what it is told, free of any wire format.
+"""Owns the APIs' vocabulary: what a client asks for and what it is told, free of any wire format.
 
-Every door translates into these classes and back; nothing here decides or validates.
+Every API translates into these classes and back; nothing here decides or validates.
 """
 
 from dataclasses import dataclass
@@ -106,10 +106,10 @@ class SchedulingOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One call at a door; `max_tokens` None means as many as the context holds.
+    """One call at an API; `max_tokens` None means as many as the context holds.
 
     `num_choices` answers are generated for each prompt; each has to be a `structured_output`.
-    `door` is `grpc` or `http`.
+    `api` is `grpc` or `http`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -125,7 +125,7 @@ class GenerationRequest:
     min_tokens: int = 0
     structured_output: StructuredOutput | None = None
     scheduling: SchedulingOptions = SchedulingOptions()
-    door: str = "grpc"
+    api: str = "grpc"
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def check_counts(
     num_token_ids: int,
     num_stop_token_ids: int,
 ) -> None:
-    """A door calls it before it translates a request, which would hold up the event loop."""
+    """An API calls it before it translates a request, which would hold up the event loop."""
     counts = (
         ("prompts", num_prompts, max_prompts),
         ("messages", num_messages, MAX_MESSAGES_PER_REQUEST),

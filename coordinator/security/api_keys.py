@@ -1,4 +1,4 @@
-"""Owns who may use the doors: names with the hashes of their API keys, read from a file.
+"""Owns who may use the APIs: names with the hashes of their API keys, read from a file.
 
 The file is TOML, one table for each name; a key itself is written nowhere:
 
@@ -43,7 +43,7 @@ class Tenant:
 
 
 ANONYMOUS: Final = Tenant("")
-"""Whoever comes through a door that asks for no key."""
+"""Whoever comes through an API that asks for no key."""
 
 
 class ApiKeys:

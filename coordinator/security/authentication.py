@@ -1,4 +1,4 @@
-"""Owns the question at both doors whether a call comes with a key, before anything is read of it.
+"""Owns the question at both APIs whether a call comes with a key, before anything is read of it.
 
 Whatever is not listed here as open needs one.
 """

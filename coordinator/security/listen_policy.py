@@ -1,19 +1,19 @@
 """Owns the rule that nothing serves other machines without asking who they are, unless told to.
 
-Doors ask for keys, the mesh for certificates.
+APIs ask for keys, the mesh for certificates.
 """
 
 from coordinator.options import CoordinatorOptions
 from coordinator.security.api_keys import read_key_file
 from runtime.addresses import is_loopback, is_unspecified
-from runtime.errors import OpenDoorError, WorkerRefusedError
+from runtime.errors import UnprotectedApiError, WorkerRefusedError
 from runtime.rpc.tls import DialPolicy, check_mesh_address
 
 
 def check_access(options: CoordinatorOptions) -> None:
     """Refuses listeners that would serve anybody without a word, and keys that cannot be read.
 
-    Raises `OpenDoorError`, `InsecureMeshError` or `KeyFileError`.
+    Raises `UnprotectedApiError`, `InsecureMeshError` or `KeyFileError`.
     """
     check_mesh_address(options.mesh, "--mesh", options.mesh_tls, options.is_mesh_insecure)
     if options.api_keys is not None:
@@ -21,7 +21,7 @@ def check_access(options: CoordinatorOptions) -> None:
     elif not options.allow_anonymous:
         for address in (options.grpc, options.http):
             if not is_loopback(address):
-                raise OpenDoorError(address=address)
+                raise UnprotectedApiError(address=address)
 
 
 def check_worker_address(address: str, reach: DialPolicy) -> None:

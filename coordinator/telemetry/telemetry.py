@@ -207,9 +207,9 @@ class StepObserver:
         self._num_queried_tokens, self._num_hit_tokens = num_queried_tokens, num_hit_tokens
 
 
-def observe_finish(metrics: CoordinatorMetrics, door: str, finish: Finish) -> None:
+def observe_finish(metrics: CoordinatorMetrics, api: str, finish: Finish) -> None:
     """One prompt came to its own end."""
-    metrics.requests.labels(door, finish.reason.value).inc()
+    metrics.requests.labels(api, finish.reason.value).inc()
     timings, num_tokens = finish.timings, finish.usage.completion_tokens
     metrics.prompt_length.observe(finish.usage.prompt_tokens)
     metrics.generation_length.observe(num_tokens)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the doors and the plan need to know; `name` is what requests may call it."""
+    """What the APIs and the plan need to know; `name` is what requests may call it."""
 
     name: str
     config: ModelConfig

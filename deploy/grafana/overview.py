@@ -3,7 +3,7 @@
 from deploy.grafana.panels import RATE, Dashboard, Panel, gauge, per_second, quantiles, within
 
 _TRAFFIC = (
-    per_second("Prompts that ended", "requests", "reqps", "door, reason", "{{door}} {{reason}}"),
+    per_second("Prompts that ended", "requests", "reqps", "api, reason", "{{api}} {{reason}}"),
     Panel(
         "Tokens per second",
         "short",
@@ -29,7 +29,7 @@ _LATENCY = (
 )
 
 _ERRORS = (
-    per_second("Refused", "requests_rejected", "reqps", "door, reason", "{{door}} {{reason}}"),
+    per_second("Refused", "requests_rejected", "reqps", "api, reason", "{{api}} {{reason}}"),
     per_second("HTTP answers", "http_requests", "reqps", "route, status", "{{route}} {{status}}"),
     per_second("gRPC calls", "grpc_calls", "reqps", "method, code", "{{method}} {{code}}"),
 )

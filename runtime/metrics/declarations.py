@@ -110,7 +110,7 @@ class WorkerMetrics(ProcessMetrics):
 class CoordinatorMetrics(ProcessMetrics):
     """What the coordinator knows: requests, tokens, replicas and the stages' own reports.
 
-    `door` is `grpc` or `http`, `reason` is `stop`, `length` or an error's code, as `cause` is;
+    `api` is `grpc` or `http`, `reason` is `stop`, `length` or an error's code, as `cause` is;
     `state` of a KV block is `used` or `free`, of a worker `used` or `spare`.
     """
 
@@ -133,20 +133,20 @@ class CoordinatorMetrics(ProcessMetrics):
         self.requests = Counter(
             "requests_total",
             "Prompts that ended.",
-            ("door", "reason"),
+            ("api", "reason"),
             NAMESPACE,
             registry=registry,
         )
         self.requests_rejected = Counter(
             "requests_rejected_total",
             "Requests that were not admitted.",
-            ("door", "reason"),
+            ("api", "reason"),
             NAMESPACE,
             registry=registry,
         )
         self.http_requests = Counter(
             "http_requests_total",
-            "Exchanges of the HTTP door, by the route and the answer's status.",
+            "Exchanges of the HTTP API, by the route and the answer's status.",
             ("route", "status"),
             NAMESPACE,
             registry=registry,

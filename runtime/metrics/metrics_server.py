@@ -1,4 +1,4 @@
-"""Owns the listener at which Prometheus reads a process that has no HTTP door.
+"""Owns the listener at which Prometheus reads a process that has no HTTP API.
 
 It runs in a thread of prometheus_client's own, so a scrape never waits for the event loop.
 """

@@ -5,7 +5,7 @@ certificate proves is a role, written into it as a name (`worker.stagemesh.inter
 demands the role it means to reach, and whoever answers looks at the role of the caller
 (`runtime/rpc/peer_authorization.py`).
 A process's folder holds `ca.pem`, and ROLE.pem and ROLE.key for each role that its node plays;
-`stagemesh certs` makes it. Doors for clients are ordinary TLS servers.
+`stagemesh certs` makes it. APIs for clients are ordinary TLS servers.
 """
 
 from dataclasses import dataclass
@@ -131,25 +131,25 @@ class DialPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class DoorTls:
-    """The certificate of the doors for clients, with its chain, and its key."""
+class ApiTls:
+    """The certificate of the APIs for clients, with its chain, and its key."""
 
     certificate: Path
     key: Path
 
     @classmethod
-    def open(cls, certificate: Path, key: Path) -> "DoorTls":
+    def open(cls, certificate: Path, key: Path) -> "ApiTls":
         """Raises `CertificateError` for files that are missing, late or no pair."""
         check_pair(certificate, key)
         return cls(certificate, key)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For the gRPC door; callers need no certificate."""
+        """For the gRPC API; callers need no certificate."""
         return grpc.ssl_server_credentials([(read_pem(self.key), read_pem(self.certificate))])
 
 
 def trusting(authority: Path) -> ChannelTls:
-    """How to dial a TLS door whose certificate `authority` vouches for, for the address's host.
+    """How to dial a TLS API whose certificate `authority` vouches for, for the address's host.
 
     Raises `CertificateError`.
     """

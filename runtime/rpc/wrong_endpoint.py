@@ -15,7 +15,7 @@ from runtime.rpc.error_interceptor import CODE_KEY
 class Misdial(Enum):
     """What is at the other end, instead of what was asked for."""
 
-    HTTP = "speaks HTTP, as a coordinator's --http door and every --metrics address do"
+    HTTP = "speaks HTTP, as a coordinator's --http API and every --metrics address do"
     OTHER_SERVICE = "is a process of a mesh, or another gRPC server, that does not take this call"
     NO_TLS = "does not speak TLS"
     HANGS_UP = "hangs up at once, as a process with TLS does where it is asked without"

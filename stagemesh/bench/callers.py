@@ -1,4 +1,4 @@
-"""Owns how a load test asks at either door; both note the same things of an answer."""
+"""Owns how a load test asks at either API; both note the same things of an answer."""
 
 import json
 import ssl
@@ -17,12 +17,12 @@ from stagemesh.client.async_client import AsyncClient, key_metadata
 from stagemesh.client.rpc_error import StagemeshRpcError
 from stagemesh.client.types import GenerationRequest, TokenIds
 
-Door = Literal["grpc", "http"]
+API = Literal["grpc", "http"]
 Clock = Callable[[], float]
 
 
 class Caller(Protocol):
-    """One door, for as many requests at a time as one likes."""
+    """One API, for as many requests at a time as one likes."""
 
     async def model(self) -> str:
         """The name of the served model."""
@@ -31,18 +31,18 @@ class Caller(Protocol):
         """A text's tokens."""
 
     async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
-        """Fills `outcome` with how the answer came; raises what the door's client does."""
+        """Fills `outcome` with how the answer came; raises what the API's client does."""
 
 
-# What a request may fail with: its door's error, told by `str()`.
+# What a request may fail with: its API's error, told by `str()`.
 CALL_ERRORS = (StagemeshRpcError, httpx.HTTPError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class DoorAddress:
+class ApiAddress:
     """Where to ask, HOST:PORT, and with what: a key, and whose certificates are believed."""
 
-    door: Door
+    api: API
     target: str
     api_key: str | None
     tls_ca: Path | None
@@ -50,12 +50,12 @@ class DoorAddress:
 
 @asynccontextmanager
 async def connect(
-    address: DoorAddress, timeout_seconds: float, *, ignore_eos: bool
+    address: ApiAddress, timeout_seconds: float, *, ignore_eos: bool
 ) -> AsyncIterator[Caller]:
-    """A caller at a door; raises `CertificateError`."""
+    """A caller at an API; raises `CertificateError`."""
     target, api_key, tls_ca = address.target, address.api_key, address.tls_ca
     tls = None if tls_ca is None else trusting(tls_ca)
-    if address.door == "grpc":
+    if address.api == "grpc":
         async with AsyncClient(target, api_key=api_key, tls=tls, retry_seconds=0) as client:
             yield GrpcCaller(client, timeout_seconds, ignore_eos)
         return
@@ -127,7 +127,7 @@ class HttpCaller:
         return tuple(tokens)
 
     async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
-        """One call; raises ValueError for what the door says is wrong."""
+        """One call; raises ValueError for what the API says is wrong."""
         body = {
             "prompt": ask.prompt,
             "max_tokens": ask.max_tokens,

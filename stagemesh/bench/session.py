@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import RequestsFailedError
-from stagemesh.bench.callers import CALL_ERRORS, Caller, Door, DoorAddress, connect
+from stagemesh.bench.callers import API, CALL_ERRORS, ApiAddress, Caller, connect
 from stagemesh.bench.figures import summarize
 from stagemesh.bench.load import LoadResult, run_load
 from stagemesh.bench.report import Load, as_json, as_text, draw
@@ -19,7 +19,7 @@ from stagemesh.client.rpc_error import StagemeshRpcError
 class Session:
     """What to ask, where, and how; `prompts` None draws them at random."""
 
-    door: Door
+    api: API
     target: str
     api_key: str | None
     tls_ca: Path | None
@@ -37,8 +37,8 @@ class Session:
     timeout_seconds: float
 
     async def run(self, on_done: Callable[[int], None]) -> tuple[Load, LoadResult]:
-        """Asks everything; raises StagemeshRpcError where the door does not even say its model."""
-        address = DoorAddress(self.door, self.target, self.api_key, self.tls_ca)
+        """Asks everything; raises StagemeshRpcError where the API does not even say its model."""
+        address = ApiAddress(self.api, self.target, self.api_key, self.tls_ca)
         async with connect(address, self.timeout_seconds, ignore_eos=self.ignore_eos) as caller:
             model, asks = await self._prepare(caller)
             for _ in range(self.num_warmups):
@@ -60,7 +60,7 @@ class Session:
             raise
         except CALL_ERRORS as error:
             problem = (
-                f"no HTTP door answers at {self.target}: {str(error) or type(error).__name__}; "
+                f"no HTTP API answers at {self.target}: {str(error) or type(error).__name__}; "
                 "give --target its HOST:PORT, whose port is 8000 by default"
             )
             raise StagemeshRpcError("unreachable", "UNAVAILABLE", problem) from None

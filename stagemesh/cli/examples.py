@@ -17,7 +17,7 @@ Examples:
     stagemesh serve ./my-model.gguf --pp 2 --kv-memory 2GiB --max-model-len 4096
     stagemesh serve smollm2 --grpc 0.0.0.0:50050 --http 0.0.0.0:8000 --api-keys keys.toml
 
-Doors that other machines can reach ask for API keys, which stagemesh keys add makes."""
+APIs that other machines can reach ask for API keys, which stagemesh keys add makes."""
 
 INFER = """\
 Examples:
@@ -82,7 +82,7 @@ Examples:
 HEALTH = """\
 Examples:
 
-    stagemesh health                        the door on this machine is alive
+    stagemesh health                        the API on this machine is alive
     stagemesh health --ready                it serves requests
     stagemesh health --ready 10.0.0.2:50100 --tls-dir certs/admin
                                             that worker is in a mesh, whose links are TLS"""
@@ -108,7 +108,7 @@ Examples:
 
     stagemesh bench serve --num-prompts 200 --max-concurrency 32 --ignore-eos
     stagemesh bench serve --request-rate 4 --burstiness 0.5 --goodput ttft:500 tpot:50
-    stagemesh bench serve --door http --prompts questions.jsonl --save run.json --plot run.png"""
+    stagemesh bench serve --api http --prompts questions.jsonl --save run.json --plot run.png"""
 
 KEYS = """\
 Examples:

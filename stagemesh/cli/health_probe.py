@@ -1,6 +1,6 @@
 """Owns the question whether a process of a mesh is alive, or ready for work.
 
-It asks grpc.health.v1, as any other prober of doors and workers can.
+It asks grpc.health.v1, as any other prober of APIs and workers can.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from runtime.rpc.wrong_endpoint import find_misdial
 from stagemesh.client.rpc_error import StagemeshRpcError
 
 _ALIVE = ""
-# A door serves requests; a worker is in a mesh. No process has both services.
+# An API serves requests; a worker is in a mesh. No process has both services.
 _READY = (
     inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
     stage_pb2.DESCRIPTOR.services_by_name["Stage"].full_name,
@@ -24,7 +24,7 @@ _READY = (
 def probe(
     address: str, *, is_ready_asked: bool, timeout_seconds: float, tls: ChannelTls | None = None
 ) -> None:
-    """Returns if the door or worker at `address` is well; StagemeshRpcError says why it is not."""
+    """Returns if the API or worker at `address` is well; StagemeshRpcError says why it is not."""
     with dial_blocking(address, tls) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
@@ -36,7 +36,7 @@ def probe(
                 message = f"what answers at {address} {misdial.value}"
             raise StagemeshRpcError("unreachable", call.code().name, message) from None
     if status is None:
-        message = f"{address} is neither a door nor a worker of stagemesh"
+        message = f"{address} is neither an API nor a worker of stagemesh"
         raise StagemeshRpcError("unknown_service", "NOT_FOUND", message)
     if status != health_pb2.HealthCheckResponse.SERVING:
         what = "is alive but not ready" if is_ready_asked else "is shutting down"

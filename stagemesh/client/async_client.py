@@ -1,4 +1,4 @@
-"""Owns the asynchronous client of a mesh's door.
+"""Owns the asynchronous client of a mesh's API.
 
 A client generates text and asks for the mesh's state. Every call takes a deadline, failures are
 `StagemeshRpcError`, and leaving an `infer` loop cancels its call on the server.
@@ -34,7 +34,7 @@ from stagemesh.client.state import MeshState, state_from_proto
 from stagemesh.client.types import GenerationRequest, Model, Prompt, Update
 
 DEFAULT_TARGET: Final = "127.0.0.1:50050"
-# The coordinator's door for workers, which answers operators, too.
+# The coordinator's API for workers, which answers operators, too.
 DEFAULT_MESH: Final = "127.0.0.1:50051"
 CALL_TIMEOUT_SECONDS: Final = 5.0
 # What a drain may take beyond its grace time: the end of an epoch, and of what loads.
@@ -61,7 +61,7 @@ class AsyncClient:
         tls: ChannelTls | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """`tls` is for a door with a certificate: `trusting(Path("ca.pem"))`."""
+        """`tls` is for an API with a certificate: `trusting(Path("ca.pem"))`."""
         self.target = target
         self._retry_seconds = retry_seconds
         self._metadata = key_metadata(api_key)
@@ -202,7 +202,7 @@ class AsyncClient:
     async def cancel(
         self, request_id: str, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> int:
-        """Ends the requests of that id, at whichever door they came in; how many there were."""
+        """Ends the requests of that id, at whichever API they came in; how many there were."""
         request = inference_pb2.CancelRequest(request_id=request_id)
         message = await self._answer(
             self._inference.Cancel(request, timeout=timeout_seconds, metadata=self._metadata)
@@ -234,7 +234,7 @@ def identified(request: GenerationRequest) -> inference_pb2.InferRequest:
 
 
 def key_metadata(api_key: str | None) -> Metadata:
-    """What tells a door whose call it is; raises `InvalidRequestError` for what can be no key."""
+    """What tells an API whose call it is; raises `InvalidRequestError` for what can be no key."""
     if not api_key:
         return ()
     if not (api_key.isascii() and api_key.isprintable()):

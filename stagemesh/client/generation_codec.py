@@ -1,4 +1,4 @@
-"""Turns what a client says and hears of a generation into the door's messages and back."""
+"""Turns what a client says and hears of a generation into the API's messages and back."""
 
 from protos import inference_pb2
 from stagemesh.client.types import (

@@ -9,16 +9,16 @@ from runtime.rpc.channels import details_from_rpc, error_from_rpc
 from runtime.rpc.error_details import retry_after_seconds
 from runtime.rpc.wrong_endpoint import Misdial, find_misdial
 
-_DOOR_HINT: Final = (
-    "give --target the coordinator's gRPC door, whose port is 50050 by default; `drain` asks at "
+_API_HINT: Final = (
+    "give --target the coordinator's gRPC API, whose port is 50050 by default; `drain` asks at "
     "its --mesh address, port 50051"
 )
 _MISDIAL_HINTS: Final = {
-    Misdial.HTTP: _DOOR_HINT,
-    Misdial.OTHER_SERVICE: _DOOR_HINT,
+    Misdial.HTTP: _API_HINT,
+    Misdial.OTHER_SERVICE: _API_HINT,
     Misdial.NO_TLS: "leave --tls-ca and --tls-dir out, or give --target another address",
     Misdial.HANGS_UP: (
-        "give --tls-ca if it is a door with a certificate, --tls-dir if it is a link of the mesh"
+        "give --tls-ca if it is an API with a certificate, --tls-dir if it is a link of the mesh"
     ),
 }
 

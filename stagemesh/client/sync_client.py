@@ -1,4 +1,4 @@
-"""Owns the blocking client of a mesh's door, for programs without an event loop.
+"""Owns the blocking client of a mesh's API, for programs without an event loop.
 
 It says and hears what `stagemesh.client` does. The generated stubs are typed for asyncio alone, so
 it names the two methods itself.
@@ -57,7 +57,7 @@ class Client:
         tls: ChannelTls | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """`tls` is for a door with a certificate: `trusting(Path("ca.pem"))`."""
+        """`tls` is for an API with a certificate: `trusting(Path("ca.pem"))`."""
         self.target = target
         self._retry_seconds = retry_seconds
         self._metadata = key_metadata(api_key)
@@ -191,7 +191,7 @@ class Client:
         return models_from_proto(message)
 
     def cancel(self, request_id: str, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> int:
-        """Ends the requests of that id, at whichever door they came in; how many there were."""
+        """Ends the requests of that id, at whichever API they came in; how many there were."""
         request = inference_pb2.CancelRequest(request_id=request_id)
         method = "Inference/Cancel"
         message = self._call(method, request, inference_pb2.CancelResponse, timeout_seconds)

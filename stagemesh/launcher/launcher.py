@@ -36,7 +36,7 @@ ABSENCE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What to start: the commands' arguments, and where the doors will be (no port is 0)."""
+    """What to start: the commands' arguments, and where the APIs will be (no port is 0)."""
 
     coordinator: tuple[str, ...]
     workers: FleetPlan
@@ -45,7 +45,7 @@ class LaunchPlan:
     # Where the launcher asks what the mesh is doing.
     mesh: str
     mesh_tls: MeshTls | None = None
-    is_door_tls: bool = False
+    is_api_tls: bool = False
     # How long the coordinator lets running requests go on when it is to stop.
     grace_seconds: float = 10.0
 

@@ -1,4 +1,4 @@
-"""`buf curl`, which knows the door by reflection alone, against a mesh of real processes."""
+"""`buf curl`, which knows the API by reflection alone, against a mesh of real processes."""
 
 import json
 import subprocess

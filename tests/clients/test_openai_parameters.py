@@ -35,7 +35,7 @@ def test_n_with_a_seed_gives_choices_that_differ_and_come_again(client: OpenAI) 
     assert len(set(first)) == 3
 
 
-def test_seed_draws_the_same_alone_in_a_batch_and_at_the_other_door(
+def test_seed_draws_the_same_alone_in_a_batch_and_at_the_other_api(
     client: OpenAI, mesh: Mesh, tiny_chat: TinyChat
 ) -> None:
     """Case 4: vllm#6449, #5898."""

@@ -26,9 +26,9 @@ def streaming(
     return client.infer(request, timeout_seconds=ANSWER_SECONDS)
 
 
-def ask(door: str, request: GenerationRequest = REQUEST) -> str:
+def ask(api: str, request: GenerationRequest = REQUEST) -> str:
     """The whole answer."""
-    with Client(door) as client:
+    with Client(api) as client:
         return rest_of(streaming(client, request))
 
 
@@ -43,7 +43,7 @@ def rest_of(updates: Generator[Update, None, None]) -> str:
 
 
 @contextmanager
-def asking(door: str, request: GenerationRequest) -> Iterator[list[str]]:
+def asking(api: str, request: GenerationRequest) -> Iterator[list[str]]:
     """Asks again and again; the answers so far. Fails at the end if a request did."""
     answers: list[str] = []
     errors: list[StagemeshRpcError] = []
@@ -52,7 +52,7 @@ def asking(door: str, request: GenerationRequest) -> Iterator[list[str]]:
     def ask_on() -> None:
         try:
             while not is_over.is_set():
-                answers.append(ask(door, request))
+                answers.append(ask(api, request))
         except StagemeshRpcError as error:
             errors.append(error)
 

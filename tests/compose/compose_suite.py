@@ -46,24 +46,24 @@ def image() -> None:
 
 
 @pytest.fixture(scope="class")
-def door() -> str:
+def api() -> str:
     """A free address of this machine."""
     return reserve("127.0.0.1:0")
 
 
 @pytest.fixture(scope="class")
-def http_door() -> str:
+def http_api() -> str:
     """Another one."""
     return reserve("127.0.0.1:0")
 
 
 @pytest.fixture(scope="class")
-def single(door: str, http_door: str) -> Iterator[Node]:
+def single(api: str, http_api: str) -> Iterator[Node]:
     """A whole mesh on one node, as the defaults have it."""
     with node(
         f"{RUN}-single",
-        STAGEMESH_GRPC=door,
-        STAGEMESH_HTTP=http_door,
+        STAGEMESH_GRPC=api,
+        STAGEMESH_HTTP=http_api,
         STAGEMESH_NETWORK=f"{RUN}-single",
     ) as one:
         one.up("--wait")
@@ -102,7 +102,7 @@ def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="class")
-def spread(door: str, http_door: str, certs: Path) -> Iterator[list[Node]]:
+def spread(api: str, http_api: str, certs: Path) -> Iterator[list[Node]]:
     """A coordinator and three workers, each a project of its own on a network that they share."""
     with ExitStack() as stack:
         shared = stack.enter_context(network(f"{RUN}-shared"))
@@ -110,8 +110,8 @@ def spread(door: str, http_door: str, certs: Path) -> Iterator[list[Node]]:
             f"{RUN}-head",
             COMPOSE_PROFILES="coordinator",
             STAGEMESH_PP=str(NUM_STAGES),
-            STAGEMESH_GRPC=door,
-            STAGEMESH_HTTP=http_door,
+            STAGEMESH_GRPC=api,
+            STAGEMESH_HTTP=http_api,
             STAGEMESH_SECRETS=str(certificates(certs, "head", "coordinator")),
             STAGEMESH_TLS_DIR="/secrets",
             **on_network(shared),
@@ -125,12 +125,12 @@ def spread(door: str, http_door: str, certs: Path) -> Iterator[list[Node]]:
         yield nodes
 
 
-def replace_worker(worker: Node, door: str, answers: list[str]) -> None:
+def replace_worker(worker: Node, api: str, answers: list[str]) -> None:
     """Makes the node's container anew; returns when the mesh is complete and has answered since."""
     worker.up("--force-recreate", "--wait")
     num_before = len(answers)
     wait_for_state(
-        door,
+        api,
         lambda state: (
             state.ready and len(state.workers) == NUM_STAGES + 1 and len(answers) > num_before
         ),
@@ -142,27 +142,25 @@ class TestOneNode:
     """A mesh as a bare `docker compose up` makes it."""
 
     def test_bare_up_answers_on_this_machine_only(
-        self, single: Node, door: str, http_door: str
+        self, single: Node, api: str, http_api: str
     ) -> None:
-        assert ask(door) == ANSWER
-        with urllib.request.urlopen(f"http://{http_door}/sd", timeout=10) as response:
+        assert ask(api) == ANSWER
+        with urllib.request.urlopen(f"http://{http_api}/sd", timeout=10) as response:
             assert len(json.load(response)) == 2
-        assert single.compose("port", "coordinator", "50050") == door
-        assert single.compose("port", "coordinator", "8000") == http_door
+        assert single.compose("port", "coordinator", "50050") == api
+        assert single.compose("port", "coordinator", "8000") == http_api
         assert single.compose("ps", "--format", "{{.Ports}}", "worker").strip() == ""
 
-    def test_worker_told_to_end_is_restarted_and_serves_again(
-        self, single: Node, door: str
-    ) -> None:
+    def test_worker_told_to_end_is_restarted_and_serves_again(self, single: Node, api: str) -> None:
         single.compose("exec", "--index", "1", "worker", "sh", "-c", "kill -TERM 1")
-        wait_for_state(door, lambda state: not state.ready, "without its worker")
-        wait_for_state(door, lambda state: state.ready, "repaired")
-        assert ask(door) == ANSWER
+        wait_for_state(api, lambda state: not state.ready, "without its worker")
+        wait_for_state(api, lambda state: state.ready, "repaired")
+        assert ask(api) == ANSWER
 
-    def test_stop_lets_a_running_answer_finish(self, single: Node, door: str) -> None:
+    def test_stop_lets_a_running_answer_finish(self, single: Node, api: str) -> None:
         short = replace(REQUEST, max_tokens=20)
-        expected = ask(door, short)
-        with Client(door) as client:
+        expected = ask(api, short)
+        with Client(api) as client:
             updates = streaming(client, short)
             text = some_of(updates)
             stop = ("docker", "compose", "stop")
@@ -179,17 +177,17 @@ class TestFourNodes:
     """A coordinator and three workers, each a project of its own, with TLS on all links."""
 
     def test_workers_replaced_one_after_another_under_load_lose_no_request(
-        self, spread: list[Node], door: str, certs: Path
+        self, spread: list[Node], api: str, certs: Path
     ) -> None:
         short = replace(REQUEST, max_tokens=20)
-        expected = ask(door, short)
+        expected = ask(api, short)
         begin = time.time()
         with worker_node("spare", f"{RUN}-shared", certs) as spare:
             spare.up("--wait")
-            with asking(door, short) as answers:
+            with asking(api, short) as answers:
                 for worker in spread[1:]:
-                    replace_worker(worker, door, answers)
-            with Client(door) as client:
+                    replace_worker(worker, api, answers)
+            with Client(api) as client:
                 causes = [
                     one.cause for one in client.state().recoveries if one.ended_unix_seconds > begin
                 ]
@@ -198,45 +196,45 @@ class TestFourNodes:
         assert len(causes) == NUM_STAGES
 
     def test_node_killed_while_answering_comes_back_and_tokens_are_equal(
-        self, spread: list[Node], door: str
+        self, spread: list[Node], api: str
     ) -> None:
-        assert ask(door) == ANSWER
+        assert ask(api) == ANSWER
         victim = spread[2]
-        with Client(door) as client:
+        with Client(api) as client:
             updates = streaming(client)
             text = some_of(updates)
             docker("kill", *victim.containers())
-            wait_for_state(door, lambda state: not state.ready, "without its worker")
+            wait_for_state(api, lambda state: not state.ready, "without its worker")
             victim.up()
             assert text + rest_of(updates) == ANSWER
-        assert_idle(door)
+        assert_idle(api)
 
     def test_node_cut_off_while_answering_is_healed_and_tokens_are_equal(
-        self, spread: list[Node], door: str
+        self, spread: list[Node], api: str
     ) -> None:
         victim = spread[NUM_STAGES]
-        with Client(door) as client:
+        with Client(api) as client:
             updates = streaming(client)
             text = some_of(updates)
             docker("network", "disconnect", f"{RUN}-shared", *victim.containers())
-            wait_for_state(door, lambda state: not state.ready, "aware of the cut")
+            wait_for_state(api, lambda state: not state.ready, "aware of the cut")
             docker("network", "connect", f"{RUN}-shared", *victim.containers())
             assert text + rest_of(updates) == ANSWER
-        assert_idle(door)
+        assert_idle(api)
 
 
 def test_host_network_serves_at_the_addresses_that_it_is_told() -> None:
-    door, http_door, mesh, worker = (reserve("127.0.0.1:0") for _ in range(4))
+    api, http_api, mesh, worker = (reserve("127.0.0.1:0") for _ in range(4))
     with node(
         f"{RUN}-host",
         COMPOSE_FILE="docker-compose.yml:deploy/host-network.yml",
         STAGEMESH_PP="1",
-        STAGEMESH_GRPC=door,
-        STAGEMESH_HTTP=http_door,
+        STAGEMESH_GRPC=api,
+        STAGEMESH_HTTP=http_api,
         STAGEMESH_MESH=mesh,
         STAGEMESH_COORDINATOR=mesh,
         STAGEMESH_WORKER_PORT=worker.rpartition(":")[2],
         STAGEMESH_INSECURE_MESH="true",
     ) as one:
         one.up("--wait")
-        assert ask(door) == ANSWER
+        assert ask(api) == ANSWER

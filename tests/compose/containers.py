@@ -145,7 +145,7 @@ def network(name: str) -> Iterator[str]:
 
 
 def wait_for_state(target: str, is_wanted: Callable[[MeshState], bool], what: str) -> MeshState:
-    """The mesh's state as soon as it is wanted; a door that does not answer is asked again."""
+    """The mesh's state as soon as it is wanted; an API that does not answer is asked again."""
     deadline = time.monotonic() + _STATE_SECONDS
     state = None
     with Client(target) as client:
@@ -157,10 +157,10 @@ def wait_for_state(target: str, is_wanted: Callable[[MeshState], bool], what: st
     raise AssertionError(f"{target} is not {what}: {state}")
 
 
-def assert_idle(door: str) -> None:
+def assert_idle(api: str) -> None:
     """No request, KV block or slot is held, at the latest after a moment."""
     wait_for_state(
-        door,
+        api,
         lambda state: (
             state.num_running == state.num_waiting == 0
             and all(

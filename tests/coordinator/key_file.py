@@ -1,4 +1,4 @@
-"""A file with the API keys of two tenants, and how a client shows one at either door."""
+"""A file with the API keys of two tenants, and how a client shows one at either API."""
 
 from pathlib import Path
 

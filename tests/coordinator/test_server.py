@@ -157,11 +157,11 @@ async def test_start_on_a_taken_port_raises_and_leaves_nothing(
     toy_folder: Path, listener: str
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
-        addresses = {"grpc": "127.0.0.1:0", "mesh": "127.0.0.1:0", listener: mesh.door}
+        addresses = {"grpc": "127.0.0.1:0", "mesh": "127.0.0.1:0", listener: mesh.api}
         options = CoordinatorOptions(
             model=str(toy_folder), grpc=addresses["grpc"], mesh=addresses["mesh"]
         )
-        with pytest.raises(PortTakenError, match=mesh.door.rpartition(":")[2]):
+        with pytest.raises(PortTakenError, match=mesh.api.rpartition(":")[2]):
             await serve_coordinator(options, asyncio.Event())
 
 

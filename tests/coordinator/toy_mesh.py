@@ -41,8 +41,8 @@ class ToyMesh:
     metadata: tuple[tuple[str, str], ...] = ()
 
     @property
-    def door(self) -> str:
-        """Where the gRPC door listens."""
+    def api(self) -> str:
+        """Where the gRPC API listens."""
         return self.addresses.grpc
 
     @property
@@ -51,7 +51,7 @@ class ToyMesh:
         return self.addresses.mesh
 
     def http(self) -> httpx.AsyncClient:
-        """A client of the HTTP door, to be closed."""
+        """A client of the HTTP API, to be closed."""
         return httpx.AsyncClient(base_url=f"http://{self.addresses.http}", timeout=30)
 
     async def add_worker(self, worker_id: str, **behaviour: Any) -> FakeWorker:

@@ -33,10 +33,10 @@ def listening_ports(cluster: Cluster) -> set[int]:
 def throw_garbage(cluster: Cluster) -> None:
     """At every port, with requests in flight; nothing ends and no token is another."""
     ports, epoch = listening_ports(cluster), cluster.epoch()
-    # The coordinator's doors and mesh; each worker's stage and metrics.
+    # The coordinator's APIs and mesh; each worker's stage and metrics.
     assert len(ports) == 3 + 2 * len(cluster.workers)
-    doors = (cluster.target, cluster.http, cluster.mesh_address)
-    assert {split_address(door)[1] for door in doors} <= ports
+    apis = (cluster.target, cluster.http, cluster.mesh_address)
+    assert {split_address(api)[1] for api in apis} <= ports
     with asking(cluster, *REQUESTS):
         for port in ports:
             for head in HEADS:

@@ -101,13 +101,13 @@ def test_caller_with_a_worthless_certificate_is_heard_at_no_port(
     # Case 25 (llama.cpp#25289, vllm#29565): whoever reached the port could call everything.
     folder: Path = request.getfixturevalue(worthless)
     epoch = secure.epoch()
-    doors = {
+    apis = {
         secure.mesh_address: (Role.WORKER, Role.COORDINATOR, "Operations/GetState"),
         secure.worker_at(Place(0)).address: (Role.COORDINATOR, Role.WORKER, "Stage/Unload"),
         secure.worker_at(Place(1)).address: (Role.COORDINATOR, Role.WORKER, "Stage/Unload"),
     }
     with asking(secure, *REQUESTS):
-        for address, (role, to, method) in doors.items():
+        for address, (role, to, method) in apis.items():
             with dial_blocking(address, shown(folder, role, node, to)) as channel:
                 call: Any = channel.unary_unary(f"/stagemesh.v1.{method}")
                 with pytest.raises(grpc.RpcError) as caught:

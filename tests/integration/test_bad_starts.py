@@ -120,12 +120,12 @@ def test_start_with_an_unknown_model_says_what_can_be_given(command: str) -> Non
 
 
 @pytest.mark.parametrize("command", ["serve", "coordinator"])
-@pytest.mark.parametrize("door", ["--grpc", "--http", "--mesh"])
-def test_start_on_a_taken_port_says_which(command: str, door: str, folder: Path) -> None:
+@pytest.mark.parametrize("api", ["--grpc", "--http", "--mesh"])
+def test_start_on_a_taken_port_says_which(command: str, api: str, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        doors = dict.fromkeys(FREE[::2], "127.0.0.1:0") | {door: address}
-        options = [text for pair in doors.items() for text in pair]
+        apis = dict.fromkeys(FREE[::2], "127.0.0.1:0") | {api: address}
+        options = [text for pair in apis.items() for text in pair]
         assert f"cannot listen on {address}" in fail(command, str(folder), *options, code=3)
 
 

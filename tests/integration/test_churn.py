@@ -1,4 +1,4 @@
-"""Clients that come and go at the doors of real processes; `benchmarks.churn` does it at length."""
+"""Clients that come and go at the APIs of real processes; `benchmarks.churn` does it at length."""
 
 import asyncio
 from collections.abc import Callable

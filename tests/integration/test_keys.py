@@ -1,4 +1,4 @@
-"""A mesh whose doors, and whose state, ask for keys: also its own launcher needs one."""
+"""A mesh whose APIs, and whose state, ask for keys: also its own launcher needs one."""
 
 from pathlib import Path
 

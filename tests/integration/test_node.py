@@ -15,22 +15,22 @@ REQUEST = GenerationRequest(prompts=(TokenIds((5, 6, 7)),), max_tokens=8, ignore
 
 def test_node_runs_its_workers_and_starts_a_dead_one_again(tmp_path: Path) -> None:
     model = make_tiny_chat(tmp_path / MODEL_NAME)
-    door, http, mesh_address = (reserve("127.0.0.1:0") for _ in range(3))
+    api, http, mesh_address = (reserve("127.0.0.1:0") for _ in range(3))
     coordinator = ("coordinator", str(model.model.folder), "--pp", "2", "--kv-memory", "64MiB")
-    doors = ("--grpc", door, "--http", http, "--mesh", mesh_address)
+    apis = ("--grpc", api, "--http", http, "--mesh", mesh_address)
     node = ("node", "--coordinator", mesh_address, "--workers", "2", "--threads", "1")
     with (
-        running_command(*coordinator, *doors) as command,
+        running_command(*coordinator, *apis) as command,
         running_command(*node, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0") as workers,
     ):
         command.log.wait_for("replica_serving")
-        mesh = Mesh(command, door, http)
+        mesh = Mesh(command, api, http)
         before = mesh.ask(REQUEST).token_ids()
         died, stays = workers.descendants()
         died.kill()
         workers.log.wait_for("was killed by signal 9; starting it again")
         assert mesh.ask(REQUEST).token_ids() == before
-        with Client(door) as client:
+        with Client(api) as client:
             pids = {worker.pid for worker in client.state().workers}
         assert stays.pid in pids
         assert died.pid not in pids
@@ -45,16 +45,16 @@ def test_node_runs_its_workers_and_starts_a_dead_one_again(tmp_path: Path) -> No
 def test_node_kills_a_frozen_worker_and_starts_another(tmp_path: Path) -> None:
     """Case 9 (vllm#45414): a process that is there and does nothing, on a node of its own."""
     model = make_tiny_chat(tmp_path / MODEL_NAME)
-    door, http, mesh_address = (reserve("127.0.0.1:0") for _ in range(3))
+    api, http, mesh_address = (reserve("127.0.0.1:0") for _ in range(3))
     coordinator = ("coordinator", str(model.model.folder), "--kv-memory", "64MiB")
-    doors = ("--grpc", door, "--http", http, "--mesh", mesh_address)
+    apis = ("--grpc", api, "--http", http, "--mesh", mesh_address)
     node = ("node", "--coordinator", mesh_address, "--workers", "1", "--threads", "1")
     with (
-        running_command(*coordinator, *doors) as command,
+        running_command(*coordinator, *apis) as command,
         running_command(*node, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0") as workers,
     ):
         command.log.wait_for("replica_serving")
-        mesh = Mesh(command, door, http)
+        mesh = Mesh(command, api, http)
         before = mesh.ask(REQUEST).token_ids()
         (frozen,) = workers.descendants()
         until_probed(http)

@@ -1,4 +1,4 @@
-"""A mesh of real processes whose links are mutual TLS and whose doors have certificates."""
+"""A mesh of real processes whose links are mutual TLS and whose APIs have certificates."""
 
 import json
 import re
@@ -41,11 +41,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mesh(node: Path, tiny_chat: TinyChat) -> Iterator[Mesh]:
-    """Two stages; neither its links nor its doors speak anything but TLS."""
-    door = ("--door-tls-cert", str(node / "coordinator.pem"))
-    key = ("--door-tls-key", str(node / "coordinator.key"))
+    """Two stages; neither its links nor its APIs speak anything but TLS."""
+    api = ("--api-tls-cert", str(node / "coordinator.pem"))
+    key = ("--api-tls-key", str(node / "coordinator.key"))
     folder = str(tiny_chat.model.folder)
-    with serving(folder, "--pp", "2", "--tls-dir", str(node), *door, *key, *OPTIONS) as running:
+    with serving(folder, "--pp", "2", "--tls-dir", str(node), *api, *key, *OPTIONS) as running:
         yield running
         running.stop()
 
@@ -62,7 +62,7 @@ def test_mesh_under_tls_gives_the_same_tokens_also_after_a_workers_death(
     assert tokens == tiny_chat.greedy(PROMPT, 12)
 
 
-def test_http_door_speaks_https_with_the_same_certificate(mesh: Mesh, node: Path) -> None:
+def test_http_api_speaks_https_with_the_same_certificate(mesh: Mesh, node: Path) -> None:
     context = ssl.create_default_context(cafile=str(node / "ca.pem"))
     body = json.dumps({"model": "tiny-chat", "prompt": list(PROMPT), "max_tokens": 2}).encode()
     request = urllib.request.Request(
@@ -72,7 +72,7 @@ def test_http_door_speaks_https_with_the_same_certificate(mesh: Mesh, node: Path
         assert json.load(response)["usage"]["completion_tokens"] == 2
 
 
-def test_commands_ask_doors_with_an_authority_and_the_mesh_with_a_certificate(
+def test_commands_ask_apis_with_an_authority_and_the_mesh_with_a_certificate(
     mesh: Mesh, node: Path, tmp_path: Path
 ) -> None:
     worker = _state(mesh, node).workers[0].address

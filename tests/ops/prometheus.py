@@ -51,11 +51,11 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(http_door: str, folder: Path) -> Iterator[Prometheus]:
-    """Reads the mesh at `http_door`, quicker than in production; keeps its data in `folder`."""
+def prometheus(http_api: str, folder: Path) -> Iterator[Prometheus]:
+    """Reads the mesh at `http_api`, quicker than in production; keeps its data in `folder`."""
     shutil.copy(DEPLOY / "alerts.yml", folder)
     config = (DEPLOY / "prometheus.yml").read_text()
-    config = config.replace("coordinator:8000", http_door)
+    config = config.replace("coordinator:8000", http_api)
     config = config.replace("_interval: 15s", "_interval: 1s").replace(
         "_interval: 5s", "_interval: 1s"
     )

@@ -1,4 +1,4 @@
-"""A door that answers as its prompt says, for tests of clients."""
+"""An API that answers as its prompt says, for tests of clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -18,7 +18,7 @@ StateContext = grpc.aio.ServicerContext[
 AnyContext = grpc.aio.ServicerContext[Any, Any]
 
 
-class Door(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsServicer):
+class API(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsServicer):
     """Echoes the prompt letter by letter; `hang` then waits, `full` refuses, `busy` but once."""
 
     def __init__(self) -> None:

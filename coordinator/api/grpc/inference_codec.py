@@ -1,4 +1,4 @@
-"""Turns the gRPC door's messages into the doors' vocabulary and back; it validates nothing else."""
+"""Turns the gRPC API's messages into the APIs' vocabulary and back; it validates nothing else."""
 
 from coordinator.requests.types import (
     JSON_OBJECT,

@@ -1,4 +1,4 @@
-"""Owns the gRPC door's calls for clients: metadata, deadlines, and who is asked; nothing else."""
+"""Owns the gRPC API's calls for clients: metadata, deadlines, and who is asked; nothing else."""
 
 import asyncio
 import uuid

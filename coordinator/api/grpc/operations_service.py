@@ -22,7 +22,7 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
     """Answers at any time, also while nothing is served."""
 
     def __init__(self, coordinator: Coordinator, *, may_drain: bool) -> None:
-        """Clients' doors may look, and change nothing: they have `may_drain` False."""
+        """Clients' APIs may look, and change nothing: they have `may_drain` False."""
         self._coordinator = coordinator
         self._may_drain = may_drain
 
@@ -35,7 +35,7 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
     async def Drain(self, request: mesh_pb2.DrainRequest, context: Any) -> mesh_pb2.DrainResponse:
         """Answers when they have left; a caller that does not wait stops nothing."""
         if not self._may_drain:
-            problem = "a client's door drains nothing; ask at the coordinator's --mesh address"
+            problem = "a client's API drains nothing; ask at the coordinator's --mesh address"
             raise InvalidRequestError(field="target", problem=problem)
         coordinator = self._coordinator
         members = find_members(request.target, coordinator.membership)

@@ -1,4 +1,4 @@
-"""Owns the routes of the HTTP door."""
+"""Owns the routes of the HTTP API."""
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request

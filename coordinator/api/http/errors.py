@@ -60,5 +60,5 @@ def from_routing(error: HTTPException, path: str, method: str) -> StagemeshError
 
 
 def rename_field(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
-    """The error with the field's name at this door."""
+    """The error with the field's name at this API."""
     return replace(error, field=names.get(error.field, error.field))

@@ -15,7 +15,7 @@ HEAD_SECONDS: Final = 10.0
 STALL_SECONDS: Final = 120.0
 
 
-class DoorProtocol(H11Protocol):
+class ApiProtocol(H11Protocol):
     """One connection, which is closed when nothing is under way on it for too long."""
 
     _head_timer: asyncio.TimerHandle | None = None

@@ -60,7 +60,7 @@ class RequestContextMiddleware:
             await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             _log.info("client_left", path=scope["path"], request_id=request_id)
-        except Exception as exc:  # the door's boundary
+        except Exception as exc:  # the API's boundary
             error = _explain(exc, scope)
             if exchange.has_started:
                 raise

@@ -35,7 +35,7 @@ NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "web_search_options": (),
 }
 
-# Fields of `GenerationRequest` that have another name at this door.
+# Fields of `GenerationRequest` that have another name at this API.
 _FIELD_NAMES: Final = {
     "prompts": "prompt",
     "num_choices": "n",
@@ -75,7 +75,7 @@ def take_request(
     max_tokens: int | None,
     num_logprobs: int,
 ) -> tuple[GenerationRequest, dict[str, str]]:
-    """What is left of the body, and how fields of the request are called at this door.
+    """What is left of the body, and how fields of the request are called at this API.
 
     Raises `UnsupportedParameterError` for what means nothing here.
     """
@@ -96,7 +96,7 @@ def take_request(
         min_tokens=_take_integer(fields, "min_tokens", default=0),
         structured_output=structured_output,
         scheduling=_take_scheduling(fields),
-        door="http",
+        api="http",
     )
     fields.refuse_unsupported(NEUTRAL)
     fields.end()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
-from coordinator.api.http.protocol import DoorProtocol
+from coordinator.api.http.protocol import ApiProtocol
 from runtime.rpc import channels
-from runtime.rpc.tls import DoorTls
+from runtime.rpc.tls import ApiTls
 
 if TYPE_CHECKING:
     import socket
@@ -23,11 +23,11 @@ _MAX_HEAD_BYTES: Final = 1 << 16
 class HttpServer:
     """One listener; `bind`, then `start`, then `stop`."""
 
-    def __init__(self, app: ASGIApp, grace_seconds: int, tls: DoorTls | None = None) -> None:
+    def __init__(self, app: ASGIApp, grace_seconds: int, tls: ApiTls | None = None) -> None:
         """`grace_seconds` is what running responses get at the end; with `tls` it is HTTPS."""
         config = Config(
             app,
-            http=DoorProtocol,
+            http=ApiProtocol,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             ws="none",
             lifespan="off",

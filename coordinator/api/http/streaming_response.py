@@ -102,7 +102,7 @@ class _Envelope:
         }
 
     def number(self, update: Update) -> int:
-        """A choice's `index` at this door: the first prompt's choices, then the second's."""
+        """A choice's `index` at this API: the first prompt's choices, then the second's."""
         return update.index * self._num_choices + update.choice
 
     def chunk(self, choice: JSON, num_tokens: int) -> JSON:

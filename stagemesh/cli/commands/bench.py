@@ -39,7 +39,7 @@ bench = App(name="bench", help="Measure a running mesh.", sort_key=9)
 @bench.command(help_epilogue=examples.BENCH)
 def serve(
     *,
-    door: Literal["grpc", "http"] = "grpc",
+    api: Literal["grpc", "http"] = "grpc",
     target: Dialled | None = None,
     api_key: ApiKey = None,
     security: ClientSecurityOptions = CLIENT_SECURITY_DEFAULTS,
@@ -65,12 +65,12 @@ def serve(
 
     Parameters
     ----------
-    door
-        Which door to ask at; http is /v1/completions, also of other servers.
+    api
+        Which API to ask at; http is /v1/completions, also of other servers.
     target
-        Where the door listens. [default: 127.0.0.1:50050, or 127.0.0.1:8000 for http]
+        Where the API listens. [default: 127.0.0.1:50050, or 127.0.0.1:8000 for http]
     api_key
-        The key that the door asks for; others cannot see its environment variable.
+        The key that the API asks for; others cannot see its environment variable.
     num_prompts
         Requests to send.
     request_rate
@@ -104,8 +104,8 @@ def serve(
     from stagemesh.bench.session import Session, tell
 
     session = Session(
-        door=door,
-        target=target or (DEFAULT_TARGET if door == "grpc" else DEFAULT_HTTP),
+        api=api,
+        target=target or (DEFAULT_TARGET if api == "grpc" else DEFAULT_HTTP),
         api_key=api_key,
         tls_ca=security.tls_ca,
         num_prompts=num_prompts,

@@ -36,7 +36,7 @@ def certs(
         What the node's processes are: coordinator, worker, or client for an operator's commands;
         give it several times for several.
     host
-        A name or address at which clients reach the node's doors, if they show this certificate;
+        A name or address at which clients reach the node's APIs, if they show this certificate;
         give it several times for several. [default: this machine's loopback]
     days
         How long the certificates are valid.

@@ -39,9 +39,9 @@ def chat(
     Parameters
     ----------
     target
-        The door of the mesh.
+        The API of the mesh.
     api_key
-        The key that the door asks for; others cannot see its environment variable.
+        The key that the API asks for; others cannot see its environment variable.
     system
         What the model is told before the conversation. [default: nothing]
     max_tokens
@@ -51,7 +51,7 @@ def chat(
     """
     opening = () if system is None else (ChatMessage("system", system),)
     template = GenerationRequest(prompts=(), sampling=sampling.sampling(), max_tokens=max_tokens)
-    with Client(target, api_key=api_key, tls=security.door_tls()) as client:
+    with Client(target, api_key=api_key, tls=security.api_tls()) as client:
         warn_unless_ready(client)
         _talk(client, opening, template, timeout)
 

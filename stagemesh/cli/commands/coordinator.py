@@ -21,10 +21,10 @@ from stagemesh.cli.options.launching import MeshOptions, check_options, coordina
 from stagemesh.cli.options.option_types import ExitWithParent
 from stagemesh.cli.options.security import (
     ACCESS_DEFAULTS,
-    DOOR_SECURITY_DEFAULTS,
+    API_SECURITY_DEFAULTS,
     MESH_SECURITY_DEFAULTS,
     AccessOptions,
-    DoorSecurityOptions,
+    ApiSecurityOptions,
     MeshSecurityOptions,
 )
 from stagemesh.display.progress import ProgressView
@@ -39,7 +39,7 @@ def coordinator(
     addresses: AddressOptions = ADDRESS_DEFAULTS,
     access: AccessOptions = ACCESS_DEFAULTS,
     mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
-    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
+    api_security: ApiSecurityOptions = API_SECURITY_DEFAULTS,
     life: LifeOptions = LIFE_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
@@ -61,7 +61,7 @@ def coordinator(
     from coordinator.server import run_coordinator
 
     configure_logging("coordinator", logs.log_level, logs.log_json)
-    mesh = MeshOptions(plan, batching, addresses, access, mesh_security, door_security, life)
+    mesh = MeshOptions(plan, batching, addresses, access, mesh_security, api_security, life)
     options = coordinator_options(model, mesh)
     with ProgressView(Console(stderr=True)) as progress:
         check_options(options, progress)

@@ -20,15 +20,15 @@ def health(
     timeout: Annotated[float, Parameter(validator=Number(gt=0))] = 5.0,
     security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:
-    """Ask a door or a worker whether it is well; exits with 0 if it is, else with 1.
+    """Ask an API or a worker whether it is well; exits with 0 if it is, else with 1.
 
     Parameters
     ----------
     address
-        Where the door or the worker listens. [default: 127.0.0.1:50050, or 127.0.0.1:50051 with
+        Where the API or the worker listens. [default: 127.0.0.1:50050, or 127.0.0.1:50051 with
         --tls-dir]
     ready
-        Ask for more than a sign of life: a door must serve requests, a worker be in a mesh.
+        Ask for more than a sign of life: an API must serve requests, a worker be in a mesh.
     timeout
         Seconds to wait for the answer.
     """

@@ -60,9 +60,9 @@ def infer(
     prompt
         What to say; - reads it from standard input.
     target
-        The door of the mesh.
+        The API of the mesh.
     api_key
-        The key that the door asks for; others cannot see its environment variable.
+        The key that the API asks for; others cannot see its environment variable.
     max_tokens
         Tokens to generate at most. [default: as many as the context holds]
     min_tokens
@@ -92,7 +92,7 @@ def infer(
         structured_output=structured.structured_output(),
         model=model_name,
     )
-    with Client(target, api_key=api_key, tls=security.door_tls()) as client:
+    with Client(target, api_key=api_key, tls=security.api_tls()) as client:
         warn_unless_ready(client)
         with SilenceWatch(client.state, sys.stderr.write) as watch:
             last = stream_text(watch.through(client.infer(request, timeout_seconds=timeout)))

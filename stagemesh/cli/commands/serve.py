@@ -27,10 +27,10 @@ from stagemesh.cli.options.launching import (
 )
 from stagemesh.cli.options.security import (
     ACCESS_DEFAULTS,
-    DOOR_SECURITY_DEFAULTS,
+    API_SECURITY_DEFAULTS,
     MESH_SECURITY_DEFAULTS,
     AccessOptions,
-    DoorSecurityOptions,
+    ApiSecurityOptions,
     MeshSecurityOptions,
 )
 from stagemesh.display.progress import ProgressView, tell
@@ -51,7 +51,7 @@ def serve(
     addresses: AddressOptions = ADDRESS_DEFAULTS,
     access: AccessOptions = ACCESS_DEFAULTS,
     mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS,
-    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS,
+    api_security: ApiSecurityOptions = API_SECURITY_DEFAULTS,
     life: LifeOptions = LIFE_DEFAULTS,
     logs: LogOptions = LOG_DEFAULTS,
 ) -> None:
@@ -69,7 +69,7 @@ def serve(
     console = Console(stderr=True)
     if device.paced is not None:
         read_pace(device.paced)  # what is wrong with it is said before anything starts
-    mesh = MeshOptions(plan, batching, addresses, access, mesh_security, door_security, life)
+    mesh = MeshOptions(plan, batching, addresses, access, mesh_security, api_security, life)
     launch_plan = make_launch_plan(model, mesh, device, logs)
     with ProgressView(console) as progress:
         check_options(coordinator_options(model, mesh), progress)
@@ -87,7 +87,7 @@ async def _serve(plan: LaunchPlan, console: Console, interrupts: Interrupts) -> 
             state = await mesh.until_ready(progress.show_state)
         console.print(plan_table(state))
         console.print()
-        scheme = "https" if plan.is_door_tls else "http"
+        scheme = "https" if plan.is_api_tls else "http"
         tell(console, f"ready at {plan.target}, and at {scheme}://{plan.http}/v1; ask with:")
         tell(console, f'  stagemesh infer "Why is the sky blue?"{_target_option(plan.target)}')
         tell(console, "Ctrl-C stops it")

@@ -45,10 +45,10 @@ def status(
     Parameters
     ----------
     target
-        The door of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
+        The API of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
         127.0.0.1:50051 with --tls-dir]
     api_key
-        The key that the door asks for; others cannot see its environment variable.
+        The key that the API asks for; others cannot see its environment variable.
     scheduler
         Show instead what the batching policy steers by, and where idle time went.
     as_json

@@ -34,10 +34,10 @@ def top(
     Parameters
     ----------
     target
-        The door of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
+        The API of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
         127.0.0.1:50051 with --tls-dir]
     api_key
-        The key that the door asks for; others cannot see its environment variable.
+        The key that the API asks for; others cannot see its environment variable.
     interval
         Seconds from one picture to the next.
     """
@@ -46,8 +46,8 @@ def top(
         problem = "needs a terminal; for programs there is `stagemesh status --json`"
         raise InvalidRequestError(field="top", problem=problem)
     tls = security.channel_tls(Role.COORDINATOR)
-    door = Client(target or security.default_target, api_key=api_key, tls=tls)
-    with door as client, Live(console=console, screen=True, auto_refresh=False) as live:
+    api = Client(target or security.default_target, api_key=api_key, tls=tls)
+    with api as client, Live(console=console, screen=True, auto_refresh=False) as live:
         before: MeshState | None = None
         while True:
             screen, before = _next(client, before)

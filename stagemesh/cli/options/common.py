@@ -161,22 +161,22 @@ def _check_addresses(type_: Any, addresses: "AddressOptions | None") -> None:
 @Parameter(name="*", group=_ADDRESSES, validator=_check_addresses)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressOptions:
-    """Where a coordinator listens, and what its HTTP door takes; port 0 takes a free one."""
+    """Where a coordinator listens, and what its HTTP API takes; port 0 takes a free one."""
 
     grpc: Address = "127.0.0.1:50050"
-    """The gRPC door for clients."""
+    """The gRPC API for clients."""
 
     http: Address = "127.0.0.1:8000"
-    """The HTTP door for clients: OpenAI's API, probes and metrics."""
+    """The HTTP API for clients: OpenAI's API, probes and metrics."""
 
     mesh: Address = "127.0.0.1:50051"
-    """The door for workers, and for operators."""
+    """The API for workers, and for operators."""
 
     max_request_size: Annotated[RequestSize, Parameter(show_default=False)] = 4 * 2**20
-    """Largest request at either door, at most 16MiB. [default: 4MiB]"""
+    """Largest request at either API, at most 16MiB. [default: 4MiB]"""
 
     cors_origins: Origins | None = None
-    """Web pages of these origins, as https://a.org, may call the HTTP door; * is all."""
+    """Web pages of these origins, as https://a.org, may call the HTTP API; * is all."""
 
 
 @Parameter(name="*", group=_LIFE)

@@ -29,10 +29,10 @@ from stagemesh.cli.options.common import (
 )
 from stagemesh.cli.options.security import (
     ACCESS_DEFAULTS,
-    DOOR_SECURITY_DEFAULTS,
+    API_SECURITY_DEFAULTS,
     MESH_SECURITY_DEFAULTS,
     AccessOptions,
-    DoorSecurityOptions,
+    ApiSecurityOptions,
     MeshSecurityOptions,
 )
 from stagemesh.display.progress import ProgressView
@@ -55,7 +55,7 @@ class MeshOptions:
     addresses: AddressOptions = ADDRESS_DEFAULTS
     access: AccessOptions = ACCESS_DEFAULTS
     mesh_security: MeshSecurityOptions = MESH_SECURITY_DEFAULTS
-    door_security: DoorSecurityOptions = DOOR_SECURITY_DEFAULTS
+    api_security: ApiSecurityOptions = API_SECURITY_DEFAULTS
     life: LifeOptions = LIFE_DEFAULTS
 
     @property
@@ -99,7 +99,7 @@ def coordinator_options(model: str, mesh: MeshOptions) -> CoordinatorOptions:
         key_tokens_per_minute=access.key_tokens_per_minute,
         mesh_tls=mesh.mesh_security.tls(Role.COORDINATOR),
         is_mesh_insecure=mesh.mesh_security.insecure_mesh,
-        door_tls=mesh.door_security.tls(),
+        api_tls=mesh.api_security.tls(),
         grace_seconds=mesh.life.grace,
         replan_seconds=mesh.life.replan_after,
     )
@@ -109,7 +109,7 @@ def check_options(options: CoordinatorOptions, progress: ProgressView) -> None:
     """Downloads or converts the model where needed, and refuses at once what can be seen now.
 
     The processes find the model in the cache then. Raises what the coordinator would report: a
-    door is open to others, keys or the model are not there or broken, the layers do not add up.
+    API is open to others, keys or the model are not there or broken, the layers do not add up.
     """
     check_access(options)
     folder = resolve_model(options.model, progress=progress.show_preparation)
@@ -124,7 +124,7 @@ def make_launch_plan(
     """The processes to start.
 
     Raises `NotEnoughMemoryError` if this machine cannot hold the KV caches that were asked for,
-    `PortTakenError` if a door's address is in use, `InvalidRequestError` for a device, a backend
+    `PortTakenError` if an API's address is in use, `InvalidRequestError` for a device, a backend
     or a number of workers that this machine cannot have, and `CertificateError`.
     """
     num_workers, life, security = mesh.plan.num_workers, mesh.life, mesh.mesh_security
@@ -132,32 +132,32 @@ def make_launch_plan(
     _check_memory(mesh.batching.kv_memory, num_workers)
     gpus = gpus_for(device.device)
     _check_gpus(device.device, mesh.plan.backend, gpus)
-    doors = _reserved(mesh.addresses)
-    mesh = replace(mesh, addresses=doors)
+    apis = _reserved(mesh.addresses)
+    mesh = replace(mesh, addresses=apis)
     device = shared_out(device, num_workers, gpus)
     return LaunchPlan(
         coordinator=("coordinator", model, *as_arguments(*mesh.groups, logs)),
         workers=FleetPlan(
             arguments=(
-                *("worker", "--coordinator", dialable(doors.mesh)),
+                *("worker", "--coordinator", dialable(apis.mesh)),
                 *as_arguments(device, StopOptions(grace=life.grace), logs, security),
             ),
             num_workers=num_workers,
             first_address=FIRST_WORKER_ADDRESS,
             devices=gpus,
-            reserved=(doors.grpc, doors.http, doors.mesh),
+            reserved=(apis.grpc, apis.http, apis.mesh),
         ),
-        target=dialable(doors.grpc),
-        http=dialable(doors.http),
-        mesh=dialable(doors.mesh),
+        target=dialable(apis.grpc),
+        http=dialable(apis.http),
+        mesh=dialable(apis.mesh),
         mesh_tls=security.tls(Role.COORDINATOR),
-        is_door_tls=mesh.door_security.tls() is not None,
+        is_api_tls=mesh.api_security.tls() is not None,
         grace_seconds=life.grace,
     )
 
 
 def _reserved(addresses: AddressOptions) -> AddressOptions:
-    """The same doors, each at a port that is free and no other's."""
+    """The same APIs, each at a port that is free and no other's."""
     grpc = reserve(addresses.grpc, "--grpc")
     http = reserve(addresses.http, "--http", taken=(grpc,))
     mesh = reserve(addresses.mesh, "--mesh", taken=(grpc, http))

@@ -1,4 +1,4 @@
-"""Owns the options for who may use what: API keys at the doors, and TLS on every link."""
+"""Owns the options for who may use what: API keys at the APIs, and TLS on every link."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from runtime.rpc.channels import ChannelTls
-from runtime.rpc.tls import DoorTls, MeshTls, Role, trusting
+from runtime.rpc.tls import ApiTls, MeshTls, Role, trusting
 from stagemesh.cli.options.option_types import Flag, Positive
 from stagemesh.client.async_client import DEFAULT_MESH, DEFAULT_TARGET
 
@@ -28,13 +28,13 @@ def _check_access(type_: Any, access: "AccessOptions | None") -> None:
 @Parameter(name="*", group=_ACCESS, validator=_check_access)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessOptions:
-    """Who may use the doors."""
+    """Who may use the APIs."""
 
     api_keys: Annotated[Path | None, Parameter(show_default=False, metavar="FILE")] = None
     """API keys, as `stagemesh keys add` writes them. [default: on loopback nobody needs one]"""
 
     allow_anonymous: Annotated[bool, Flag] = False
-    """Let doors that other machines can reach serve anybody, without a key."""
+    """Let APIs that other machines can reach serve anybody, without a key."""
 
     protect_state: Annotated[bool, Flag] = False
     """Ask for a key also at /metrics, /sd, /state, /version and for the mesh's state."""
@@ -62,27 +62,27 @@ class MeshSecurityOptions:
         return None if self.tls_dir is None else MeshTls.open(self.tls_dir, role)
 
 
-def _check_door(type_: Any, door: "DoorSecurityOptions | None") -> None:
-    if door and (door.door_tls_cert is None) != (door.door_tls_key is None):
-        raise ValueError("--door-tls-cert and --door-tls-key go together")
+def _check_api(type_: Any, api: "ApiSecurityOptions | None") -> None:
+    if api and (api.api_tls_cert is None) != (api.api_tls_key is None):
+        raise ValueError("--api-tls-cert and --api-tls-key go together")
 
 
-@Parameter(name="*", group=_SECURITY, validator=_check_door)
+@Parameter(name="*", group=_SECURITY, validator=_check_api)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorSecurityOptions:
-    """What the doors for clients show."""
+class ApiSecurityOptions:
+    """What the APIs for clients show."""
 
-    door_tls_cert: Path | None = None
-    """Certificate of both doors, in PEM with its chain: they speak TLS."""
+    api_tls_cert: Path | None = None
+    """Certificate of both APIs, in PEM with its chain: they speak TLS."""
 
-    door_tls_key: Path | None = None
+    api_tls_key: Path | None = None
     """Its private key, in PEM."""
 
-    def tls(self) -> DoorTls | None:
+    def tls(self) -> ApiTls | None:
         """Raises `CertificateError`."""
-        if self.door_tls_cert is None or self.door_tls_key is None:
+        if self.api_tls_cert is None or self.api_tls_key is None:
             return None
-        return DoorTls.open(self.door_tls_cert, self.door_tls_key)
+        return ApiTls.open(self.api_tls_cert, self.api_tls_key)
 
 
 @Parameter(name="*", group=_SECURITY)
@@ -91,10 +91,10 @@ class ClientSecurityOptions:
     """Whom a client believes."""
 
     tls_ca: Path | None = None
-    """Authority that vouches for the door's certificate, in PEM: the door is asked over TLS."""
+    """Authority that vouches for the API's certificate, in PEM: the API is asked over TLS."""
 
-    def door_tls(self) -> ChannelTls | None:
-        """For a door for clients; raises `CertificateError`."""
+    def api_tls(self) -> ChannelTls | None:
+        """For an API for clients; raises `CertificateError`."""
         return None if self.tls_ca is None else trusting(self.tls_ca)
 
 
@@ -118,14 +118,14 @@ class OperatorSecurityOptions(ClientSecurityOptions):
         return DEFAULT_MESH if self.is_mesh else DEFAULT_TARGET
 
     def channel_tls(self, role: Role | None) -> ChannelTls | None:
-        """For a door, or for a process of the mesh with `role`; raises `CertificateError`."""
+        """For an API, or for a process of the mesh with `role`; raises `CertificateError`."""
         if self.tls_ca is None and self.tls_dir is not None:
             return MeshTls.of_any_role(self.tls_dir).towards(role)
-        return self.door_tls()
+        return self.api_tls()
 
 
 ACCESS_DEFAULTS = AccessOptions()
 MESH_SECURITY_DEFAULTS = MeshSecurityOptions()
-DOOR_SECURITY_DEFAULTS = DoorSecurityOptions()
+API_SECURITY_DEFAULTS = ApiSecurityOptions()
 CLIENT_SECURITY_DEFAULTS = ClientSecurityOptions()
 OPERATOR_SECURITY_DEFAULTS = OperatorSecurityOptions()

@@ -20,7 +20,7 @@ async def error_at(client: httpx.AsyncClient, **options: Any) -> tuple[int, str,
     return response.status_code, response.json()["error"]["code"], response.headers
 
 
-async def test_requests_in_flight_are_limited_for_each_key_on_both_doors(
+async def test_requests_in_flight_are_limited_for_each_key_on_both_apis(
     toy_folder: Path, tmp_path: Path
 ) -> None:
     keys = Keys(tmp_path, max_in_flight=1)

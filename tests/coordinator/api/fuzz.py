@@ -1,4 +1,4 @@
-"""Random requests for both doors, good, bad and torn, and the check that each costs one error.
+"""Random requests for both APIs, good, bad and torn, and the check that each costs one error.
 
 Shared by the tests and by the longer run of `make test-fuzz`.
 """

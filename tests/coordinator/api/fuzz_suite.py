@@ -1,4 +1,4 @@
-"""Ten thousand random requests at each door; `make test-fuzz` runs it, and so does `.ci/run`.
+"""Ten thousand random requests at each API; `make test-fuzz` runs it, and so does `.ci/run`.
 
 STAGEMESH_FUZZ_SEED makes it ask others.
 """

@@ -1,4 +1,4 @@
-"""Prompt log-probabilities at both doors, through a whole coordinator and two fake stages.
+"""Prompt log-probabilities at both APIs, through a whole coordinator and two fake stages.
 
 Threads: vllm#14239 and #29071 (wrong after preemption; Case 12), vllm#7283 and #6521 (an empty
 prompt, or `echo` with `max_tokens` 0, broke the engine; Case 10).

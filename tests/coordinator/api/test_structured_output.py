@@ -1,4 +1,4 @@
-"""Structured outputs at both doors: compiled, refused with the reason, and failed alone."""
+"""Structured outputs at both APIs: compiled, refused with the reason, and failed alone."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Several replicas behind one door: who takes what, and what goes on elsewhere when one ends."""
+"""Several replicas behind one API: who takes what, and what goes on elsewhere when one ends."""
 
 import asyncio
 from pathlib import Path

@@ -152,7 +152,7 @@ async def test_drain_grace_that_is_no_time_is_refused(toy_folder: Path, seconds:
         assert len((await mesh.state()).workers) == 2
 
 
-async def test_drain_at_a_clients_door_is_refused(toy_folder: Path) -> None:
+async def test_drain_at_a_clients_api_is_refused(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
         request = mesh_pb2.DrainRequest(target=mesh.workers[0].address)

@@ -19,7 +19,7 @@ from runtime.errors import KeyFileError, UnauthenticatedError
 ALICE = Tenant("alice", max_in_flight=2, tokens_per_minute=100)
 
 
-def test_added_key_opens_the_door_and_is_not_in_the_file(tmp_path: Path) -> None:
+def test_added_key_opens_the_api_and_is_not_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     key = add_key(path, ALICE)
     other = add_key(path, Tenant("bob"))
@@ -53,7 +53,7 @@ def test_anything_but_a_known_key_is_refused(authorization: str | None, tmp_path
     assert key not in str(caught.value)
 
 
-def test_door_without_a_file_lets_everybody_in() -> None:
+def test_api_without_a_file_lets_everybody_in() -> None:
     keys = ApiKeys(None)
     assert keys.tenant(None) == keys.tenant("Bearer none") == ANONYMOUS
 

@@ -1,4 +1,4 @@
-"""Both doors with API keys: who comes in, what the others are told, and what stays open."""
+"""Both APIs with API keys: who comes in, what the others are told, and what stays open."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.security.api_keys import Tenant, add_key
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
-from runtime.errors import KeyFileError, OpenDoorError
+from runtime.errors import KeyFileError, UnprotectedApiError
 from tests.coordinator.key_file import Keys, bearer, metadata
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
@@ -29,7 +29,7 @@ STATE = (("GET", "/metrics"), ("GET", "/sd"), ("GET", "/state"), ("GET", "/versi
 OPEN = (("GET", "/health"), ("GET", "/ready"), ("GET", "/"), ("GET", "/live/main.js"))
 
 
-async def test_http_door_wants_a_key_for_everything_but_probes(
+async def test_http_api_wants_a_key_for_everything_but_probes(
     toy_folder: Path, tmp_path: Path
 ) -> None:
     keys = Keys(tmp_path)
@@ -64,7 +64,7 @@ async def test_state_is_open_unless_it_is_told_to_be_protected(
         assert (await mesh.state()).build
 
 
-async def test_grpc_door_wants_a_key_for_everything_but_probes_and_reflection(
+async def test_grpc_api_wants_a_key_for_everything_but_probes_and_reflection(
     toy_folder: Path, tmp_path: Path
 ) -> None:
     keys = Keys(tmp_path)
@@ -141,17 +141,17 @@ async def test_neither_keys_nor_prompts_are_logged(toy_folder: Path, tmp_path: P
         assert private not in text
 
 
-@pytest.mark.parametrize("door", [{"grpc": "0.0.0.0:0"}, {"http": "[::]:0"}, {"http": "box:0"}])
-async def test_door_beyond_loopback_without_keys_is_refused(
-    door: dict[str, Any], toy_folder: Path
+@pytest.mark.parametrize("api", [{"grpc": "0.0.0.0:0"}, {"http": "[::]:0"}, {"http": "box:0"}])
+async def test_api_beyond_loopback_without_keys_is_refused(
+    api: dict[str, Any], toy_folder: Path
 ) -> None:
-    with pytest.raises(OpenDoorError, match="--allow-anonymous"):
-        async with toy_mesh(toy_folder, num_workers=0, **door):
+    with pytest.raises(UnprotectedApiError, match="--allow-anonymous"):
+        async with toy_mesh(toy_folder, num_workers=0, **api):
             pass
 
 
 @pytest.mark.parametrize("is_told", ["keys", "aloud"])
-async def test_door_beyond_loopback_opens_with_keys_or_when_told_aloud(
+async def test_api_beyond_loopback_opens_with_keys_or_when_told_aloud(
     is_told: str, toy_folder: Path, tmp_path: Path
 ) -> None:
     access = {"api_keys": Keys(tmp_path).path} if is_told == "keys" else {"allow_anonymous": True}

@@ -15,13 +15,13 @@ def test_metrics_of_a_new_registry_share_one_prefix() -> None:
 
 def test_labelled_metrics_once_set_are_exposed_with_base_units() -> None:
     metrics = CoordinatorMetrics(CollectorRegistry())
-    metrics.requests.labels(door="http", reason="stop").inc()
+    metrics.requests.labels(api="http", reason="stop").inc()
     metrics.kv_blocks.labels(replica=0, state="used").set(3)
     metrics.stage_compute_seconds.labels(replica=0, stage=1).inc(0.5)
 
     text = generate_latest(metrics.registry).decode()
 
-    assert 'stagemesh_requests_total{door="http",reason="stop"} 1.0' in text
+    assert 'stagemesh_requests_total{API="http",reason="stop"} 1.0' in text
     assert 'stagemesh_kv_blocks{replica="0",state="used"} 3.0' in text
     assert 'stagemesh_stage_compute_seconds_total{replica="0",stage="1"} 0.5' in text
 

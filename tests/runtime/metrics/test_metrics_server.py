@@ -1,4 +1,4 @@
-"""What Prometheus reads from a process without an HTTP door, and the event loop's lag."""
+"""What Prometheus reads from a process without an HTTP API, and the event loop's lag."""
 
 import asyncio
 import time

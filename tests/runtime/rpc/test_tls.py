@@ -12,7 +12,7 @@ import pytest
 from runtime.errors import CertificateError, InsecureMeshError
 from runtime.rpc import peer_authorization
 from runtime.rpc.channels import ChannelTls, ServerTls, bind, dial, error_from_rpc, make_server
-from runtime.rpc.tls import DoorTls, MeshTls, Role, check_mesh_address, trusting
+from runtime.rpc.tls import ApiTls, MeshTls, Role, check_mesh_address, trusting
 from stagemesh.certificates import NodeRequest, make_certificates
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -147,11 +147,11 @@ async def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path) -
         assert await ask(address, coordinator.towards(Role.WORKER)) == "well"
 
 
-async def test_door_is_believed_for_its_hosts_by_whoever_trusts_its_authority(
+async def test_api_is_believed_for_its_hosts_by_whoever_trusts_its_authority(
     node: Path, tmp_path: Path
 ) -> None:
-    door = DoorTls.open(node / "coordinator.pem", node / "coordinator.key")
-    async with listening(door) as address:
+    api = ApiTls.open(node / "coordinator.pem", node / "coordinator.key")
+    async with listening(api) as address:
         assert await ask(address, trusting(node / "ca.pem"), "X/Y") == "well"
         other = make_node(tmp_path)
         assert await ask(address, trusting(other / "ca.pem"), "X/Y") == "unavailable"

@@ -57,7 +57,7 @@ async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coor
 
 
 async def test_stay_joined_http_server_is_a_refusal_that_names_the_right_port() -> None:
-    """An --http door is easily taken for the --mesh address: both are a coordinator's."""
+    """An --http API is easily taken for the --mesh address: both are a coordinator's."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)

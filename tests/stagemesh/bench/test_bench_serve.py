@@ -1,4 +1,4 @@
-"""`stagemesh bench serve` at both doors of a coordinator with fake workers."""
+"""`stagemesh bench serve` at both APIs of a coordinator with fake workers."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from stagemesh.bench.session import Session, tell
 from stagemesh.client.rpc_error import StagemeshRpcError
 from tests.coordinator.toy_mesh import ToyMesh, toy_mesh
 
-DOORS = ("grpc", "http")
+APIS = ("grpc", "http")
 SETTINGS: dict[str, Any] = {
     "api_key": None,
     "tls_ca": None,
@@ -31,17 +31,17 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def session(mesh: ToyMesh, door: str, **changes: Any) -> Session:
-    target = mesh.addresses.grpc if door == "grpc" else mesh.addresses.http
-    return Session(door=door, target=target, **(SETTINGS | changes))  # type: ignore[arg-type]
+def session(mesh: ToyMesh, api: str, **changes: Any) -> Session:
+    target = mesh.addresses.grpc if api == "grpc" else mesh.addresses.http
+    return Session(api=api, target=target, **(SETTINGS | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_load_is_counted_exactly_and_warm_ups_are_not(door: str, toy_folder: Path) -> None:
+@pytest.mark.parametrize("api", APIS)
+async def test_load_is_counted_exactly_and_warm_ups_are_not(api: str, toy_folder: Path) -> None:
     done: list[int] = []
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        load, result = await session(mesh, door).run(done.append)
+        load, result = await session(mesh, api).run(done.append)
     figures = summarize(result, load.targets)
     assert (load.model, done[-1]) == ("toy", 20)
     assert (figures.num_completed, figures.num_failed) == (20, 0)
@@ -50,40 +50,40 @@ async def test_load_is_counted_exactly_and_warm_ups_are_not(door: str, toy_folde
     assert all(outcome.ttft > 0 for outcome in result.outcomes)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", APIS)
 async def test_prompts_of_a_file_are_sent_as_text(
-    door: str, toy_folder: Path, tmp_path: Path
+    api: str, toy_folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "w5 w6 w7", "max_tokens": 2}\n')
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        _, result = await session(mesh, door, prompts=path, num_prompts=3).run(lambda done: None)
+        _, result = await session(mesh, api, prompts=path, num_prompts=3).run(lambda done: None)
     assert [(each.num_input_tokens, each.num_output_tokens) for each in result.outcomes] == [
         (3, 2)
     ] * 3
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_failed_requests_are_told_with_the_doors_own_words(
-    door: str, toy_folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("api", APIS)
+async def test_failed_requests_are_told_with_the_apis_own_words(
+    api: str, toy_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        load, result = await session(mesh, door, input_len=600, num_prompts=3).run(lambda _: None)
+        load, result = await session(mesh, api, input_len=600, num_prompts=3).run(lambda _: None)
     with pytest.raises(RequestsFailedError, match=r"3 of 3 .*600 tokens"):
         tell(load, result, None, None)
     assert "Failed requests:                         3\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_door_with_keys_is_asked_with_one_or_says_so(
-    door: str, toy_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("api", APIS)
+async def test_api_with_keys_is_asked_with_one_or_says_so(
+    api: str, toy_folder: Path, tmp_path: Path
 ) -> None:
     key = add_key(tmp_path / "keys", Tenant("alice"))
     async with toy_mesh(toy_folder, api_keys=tmp_path / "keys") as mesh:
         await mesh.until_ready()
         with pytest.raises(StagemeshRpcError, match="no API key was sent"):
-            await session(mesh, door).run(lambda _: None)
-        _, result = await session(mesh, door, api_key=key, num_prompts=2).run(lambda _: None)
+            await session(mesh, api).run(lambda _: None)
+        _, result = await session(mesh, api, api_key=key, num_prompts=2).run(lambda _: None)
     assert [outcome.error for outcome in result.outcomes] == ["", ""]

@@ -1,23 +1,23 @@
-"""What a load test makes of the answers of an HTTP door, also of one that is not ours."""
+"""What a load test makes of the answers of an HTTP API, also of one that is not ours."""
 
 import httpx
 import pytest
 
 from runtime.errors import InvalidRequestError
-from stagemesh.bench.callers import DoorAddress, HttpCaller, connect
+from stagemesh.bench.callers import ApiAddress, HttpCaller, connect
 
 
 def caller_of(answer: httpx.Response) -> HttpCaller:
-    """Asks a door that answers everything with `answer`."""
+    """Asks an API that answers everything with `answer`."""
     transport = httpx.MockTransport(lambda request: answer)
-    http = httpx.AsyncClient(base_url="http://door", transport=transport)
+    http = httpx.AsyncClient(base_url="http://API", transport=transport)
     return HttpCaller(http, ignore_eos=False)
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (httpx.Response(404, text="not found"), "http://door/v1/models: HTTP status 404"),
+        (httpx.Response(404, text="not found"), "http://API/v1/models: HTTP status 404"),
         (httpx.Response(500, json={"detail": "broken"}), "HTTP status 500"),
         (httpx.Response(500, json=["broken"]), "HTTP status 500"),
         (httpx.Response(400, json={"error": "broken"}), "HTTP status 400"),
@@ -28,7 +28,7 @@ def caller_of(answer: httpx.Response) -> HttpCaller:
         (httpx.Response(200, json={}), "lists no model"),
     ],
 )
-async def test_door_that_does_not_say_its_model_is_told_apart(
+async def test_api_that_does_not_say_its_model_is_told_apart(
     answer: httpx.Response, says: str
 ) -> None:
     caller = caller_of(answer)
@@ -37,9 +37,9 @@ async def test_door_that_does_not_say_its_model_is_told_apart(
             await caller.model()
 
 
-@pytest.mark.parametrize("door", ["grpc", "http"])
-async def test_key_that_can_be_none_is_refused_before_anybody_is_asked(door: str) -> None:
-    address = DoorAddress(door, "127.0.0.1:1", "cl\N{LATIN SMALL LETTER E WITH ACUTE}", None)  # type: ignore[arg-type]
+@pytest.mark.parametrize("api", ["grpc", "http"])
+async def test_key_that_can_be_none_is_refused_before_anybody_is_asked(api: str) -> None:
+    address = ApiAddress(api, "127.0.0.1:1", "cl\N{LATIN SMALL LETTER E WITH ACUTE}", None)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="other characters"):
         async with connect(address, 1.0, ignore_eos=False):
             pass

@@ -1,4 +1,4 @@
-"""`stagemesh chat` against a door that says what it was told."""
+"""`stagemesh chat` against an API that says what it was told."""
 
 import asyncio
 import io
@@ -17,7 +17,7 @@ from stagemesh.cli.commands.chat import chat
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Door:
+class API:
     """Answers with the roles and contents that it was sent; `full` refuses."""
 
     async def Infer(  # noqa: N802
@@ -39,11 +39,11 @@ class Door:
 @pytest.fixture
 async def target() -> AsyncIterator[str]:
     server = make_server()
-    door: Any = Door()
+    api: Any = API()
     for name in ("Tokenize", "Detokenize", "ListModels", "Cancel", "Drain"):
-        setattr(door, name, None)
-    inference_pb2_grpc.add_InferenceServicer_to_server(door, server)
-    mesh_pb2_grpc.add_OperationsServicer_to_server(door, server)
+        setattr(api, name, None)
+    inference_pb2_grpc.add_InferenceServicer_to_server(api, server)
+    mesh_pb2_grpc.add_OperationsServicer_to_server(api, server)
     address = await bind(server, "127.0.0.1:0")
     await server.start()
     yield address

@@ -11,7 +11,7 @@ from stagemesh import cli
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-DOOR, WORKER = "stagemesh.v1.Inference", "stagemesh.v1.Stage"
+API, WORKER = "stagemesh.v1.Inference", "stagemesh.v1.Stage"
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ async def test_health_of_a_process_that_answers_exits_zero(
     assert capsys.readouterr().out == f"{address} is alive\n"
 
 
-@pytest.mark.parametrize("service", [DOOR, WORKER])
-async def test_health_ready_follows_the_door_or_the_worker(
+@pytest.mark.parametrize("service", [API, WORKER])
+async def test_health_ready_follows_the_api_or_the_worker(
     service: str,
     servicer: health.aio.HealthServicer,
     address: str,
@@ -75,7 +75,7 @@ async def test_health_ready_of_another_server_says_that_it_is_none_of_ours(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await probe("--ready", address) == 1
-    assert "neither a door nor a worker" in capsys.readouterr().err
+    assert "neither an API nor a worker" in capsys.readouterr().err
 
 
 async def test_health_without_a_server_exits_one(capsys: pytest.CaptureFixture[str]) -> None:

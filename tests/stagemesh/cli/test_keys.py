@@ -1,4 +1,4 @@
-"""`stagemesh keys add` and the options that say who may use the doors."""
+"""`stagemesh keys add` and the options that say who may use the APIs."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_access_options_that_contradict_each_other_are_refused(
         (("--api-keys", "no-such-file"), "stagemesh keys add NAME"),
     ],
 )
-def test_serve_with_a_door_for_anybody_or_without_its_keys_is_refused_at_once(
+def test_serve_with_a_api_for_anybody_or_without_its_keys_is_refused_at_once(
     options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     addresses = {"--http": "127.0.0.1:0", "--grpc": "127.0.0.1:0", "--mesh": "127.0.0.1:0"}

@@ -73,7 +73,7 @@ def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
         (("keys", "add", "a", "--api-keys", "no-such-folder/k.toml"), "in a folder that is there"),
         (("bench", "serve", "--prompts", "none.jsonl"), "none.jsonl cannot be read: No such file"),
         (("bench", "serve", "--goodput", "ttft:0"), "with MS above 0"),
-        (("bench", "serve", "--door", "http", "--target", "127.0.0.1:1"), "no HTTP door answers"),
+        (("bench", "serve", "--api", "http", "--target", "127.0.0.1:1"), "no HTTP API answers"),
         (("worker", "--coordinator", "h:5", "--listen", "h:7", "--metrics", "h:7"), "its own port"),
         (("node", "--coordinator", "h:5", "--listen", "h:7", "--metrics", "h:7"), "its own port"),
         (("fault-proxy", "--listen", "h:7", "--to", "h:7"), "its own port"),

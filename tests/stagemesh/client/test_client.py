@@ -1,4 +1,4 @@
-"""Both clients against a door that answers as told, on real sockets."""
+"""Both clients against an API that answers as told, on real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,20 +9,20 @@ import stagemesh
 from protos import inference_pb2_grpc, mesh_pb2_grpc
 from runtime.rpc.channels import bind, make_server
 from stagemesh import AsyncClient, Client, GenerationRequest, Model, StagemeshRpcError, Update
-from tests.stagemesh.echo_server import Door
+from tests.stagemesh.echo_server import API
 
 
 @pytest.fixture
-async def door() -> Door:
-    return Door()
+async def api() -> API:
+    return API()
 
 
 @pytest.fixture
-async def target(door: Door) -> AsyncIterator[str]:
-    """The address where `door` answers."""
+async def target(api: API) -> AsyncIterator[str]:
+    """The address where `api` answers."""
     server = make_server()
-    inference_pb2_grpc.add_InferenceServicer_to_server(door, server)
-    mesh_pb2_grpc.add_OperationsServicer_to_server(door, server)
+    inference_pb2_grpc.add_InferenceServicer_to_server(api, server)
+    mesh_pb2_grpc.add_OperationsServicer_to_server(api, server)
     address = await bind(server, "127.0.0.1:0")
     await server.start()
     yield address
@@ -89,24 +89,24 @@ async def test_sync_infer_refused_has_the_servers_code(target: str) -> None:
 
 
 async def test_async_infer_refused_for_now_is_asked_again_under_its_id(
-    target: str, door: Door
+    target: str, api: API
 ) -> None:
     async with AsyncClient(target) as client:
         assert await collect(client.infer(request("busy"))) == "busy"
-    assert len(door.asked_ids) == 2
-    assert len(set(door.asked_ids)) == 1
+    assert len(api.asked_ids) == 2
+    assert len(set(api.asked_ids)) == 1
 
 
 async def test_sync_infer_refused_for_now_is_asked_again_under_its_id(
-    target: str, door: Door
+    target: str, api: API
 ) -> None:
     def ask() -> str:
         with Client(target) as client:
             return "".join(update.text for update in client.infer(request("busy")))
 
     assert await asyncio.to_thread(ask) == "busy"
-    assert len(door.asked_ids) == 2
-    assert len(set(door.asked_ids)) == 1
+    assert len(api.asked_ids) == 2
+    assert len(set(api.asked_ids)) == 1
 
 
 async def test_infer_past_its_deadline_says_so(target: str) -> None:
@@ -116,16 +116,16 @@ async def test_infer_past_its_deadline_says_so(target: str) -> None:
     assert caught.value.code == "deadline_exceeded"
 
 
-async def test_async_infer_left_early_cancels_the_call(target: str, door: Door) -> None:
+async def test_async_infer_left_early_cancels_the_call(target: str, api: API) -> None:
     async with AsyncClient(target) as client:
         updates = client.infer(request("hang"))
         assert (await anext(updates)).text == "h"
         await updates.aclose()
         async with asyncio.timeout(5):
-            await door.abandoned.wait()
+            await api.abandoned.wait()
 
 
-async def test_sync_infer_left_early_cancels_the_call(target: str, door: Door) -> None:
+async def test_sync_infer_left_early_cancels_the_call(target: str, api: API) -> None:
     def ask() -> str:
         with Client(target) as client:
             updates = client.infer(request("hang"))
@@ -135,23 +135,23 @@ async def test_sync_infer_left_early_cancels_the_call(target: str, door: Door) -
 
     assert await asyncio.to_thread(ask) == "h"
     async with asyncio.timeout(5):
-        await door.abandoned.wait()
+        await api.abandoned.wait()
 
 
 TEXTS = [f"text {number}" for number in range(20)]
 
 
 async def test_async_generate_many_gives_whole_answers_in_order_and_bounded(
-    target: str, door: Door
+    target: str, api: API
 ) -> None:
     async with AsyncClient(target) as client:
         answers = client.generate_many(map(request, TEXTS), max_concurrency=4)
         assert [answer.text async for [answer] in answers] == TEXTS
-    assert door.most_open <= 4
+    assert api.most_open <= 4
 
 
 async def test_sync_generate_many_gives_whole_answers_in_order_and_bounded(
-    target: str, door: Door
+    target: str, api: API
 ) -> None:
     def ask() -> list[str]:
         with Client(target) as client:
@@ -159,16 +159,16 @@ async def test_sync_generate_many_gives_whole_answers_in_order_and_bounded(
             return [answer.text for [answer] in answers]
 
     assert await asyncio.to_thread(ask) == TEXTS
-    assert door.most_open <= 4
+    assert api.most_open <= 4
 
 
-async def test_async_generate_many_that_fails_cancels_the_others(target: str, door: Door) -> None:
+async def test_async_generate_many_that_fails_cancels_the_others(target: str, api: API) -> None:
     async with AsyncClient(target, retry_seconds=0) as client:
         with pytest.raises(StagemeshRpcError, match="limit 3"):
             async for _ in client.generate_many(map(request, ("full", "hang", "hang"))):
                 pass
         async with asyncio.timeout(5):
-            while door.num_open:
+            while api.num_open:
                 await client.state()
 
 

@@ -22,8 +22,8 @@ WORKER = ("worker", "--coordinator", "127.0.0.1:1")
 
 def plan(coordinator: tuple[str, ...], worker: tuple[str, ...]) -> LaunchPlan:
     workers = FleetPlan(arguments=worker, num_workers=1, first_address="127.0.0.1:50100")
-    doors = ("127.0.0.1:50050", "127.0.0.1:8000")
-    return LaunchPlan(coordinator, workers, *doors, mesh=reserve("127.0.0.1:0"))
+    apis = ("127.0.0.1:50050", "127.0.0.1:8000")
+    return LaunchPlan(coordinator, workers, *apis, mesh=reserve("127.0.0.1:0"))
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ async def test_worker_that_lived_long_and_was_drained_is_replaced_at_once(
     assert delays(await news_of(monkeypatch, 0, 0, 0, restarts=patient)) == [0.0, 0.0, 0.0]
 
 
-async def test_worker_does_not_take_the_port_of_a_door_that_is_not_open_yet(
+async def test_worker_does_not_take_the_port_of_a_api_that_is_not_open_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[str] = []

@@ -1,8 +1,8 @@
-// Owns the calls to the HTTP door that served this page, with the API key where one is needed.
+// Owns the calls to the HTTP API that served this page, with the API key where one is needed.
 
 const KEY = "stagemesh-api-key";
 
-/** The door wants an API key, or another one. */
+/** The API requires an API key, or another one. */
 export class Unauthorized extends Error {}
 
 /** Remembers the key until the tab is closed. */
@@ -17,7 +17,7 @@ export async function fetchState() {
     typeof value === "string" && /^(num|.*_bytes$|epoch$|counter$)/.test(name) ? Number(value) : value);
 }
 
-/** Yields the pieces of an answer's text as they come; throws what the door says is wrong. */
+/** Yields the pieces of an answer's text as they come; throws what the API reports as wrong. */
 export async function* chat(model, messages, signal) {
   const response = await call("v1/chat/completions", {
     method: "POST",
@@ -42,7 +42,7 @@ async function call(path, options = {}) {
   if (response.status === 401) throw new Unauthorized();
   if (!response.ok) {
     const body = await response.json().catch(() => null);
-    throw new Error(body?.error?.message ?? `the door answered ${response.status}`);
+    throw new Error(body?.error?.message ?? `the API answered ${response.status}`);
   }
   return response;
 }

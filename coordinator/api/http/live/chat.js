@@ -37,7 +37,7 @@ async function answer(model, messages, signal) {
       follow();
     }
   } catch (error) {
-    if (!signal.aborted) say("error", error.message || "the door wants an API key");
+    if (!signal.aborted) say("error", error.message || "the API requires an API key");
   }
   if (bubble.textContent) messages.push({ role: "assistant", content: bubble.textContent });
   else {

@@ -148,7 +148,7 @@ async def counted(mesh: ToyMesh, reason: str) -> float:
     """Prompts that ended for `reason`, as Prometheus is told."""
     async with mesh.http() as client:
         lines = (await client.get("/metrics")).text.splitlines()
-    name = f'stagemesh_requests_total{{door="grpc",reason="{reason}"}} '
+    name = f'stagemesh_requests_total{{API="grpc",reason="{reason}"}} '
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 

@@ -1,4 +1,4 @@
-"""The gRPC door's other calls, its metadata and its rich errors."""
+"""The gRPC API's other calls, its metadata and its rich errors."""
 
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ PROMPT = (5, 6, 7)
 async def test_tokenize_and_detokenize_need_no_worker(toy_folder: Path) -> None:
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="abc")])
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
-        door = InferenceStub(mesh.channel)
+        api = InferenceStub(mesh.channel)
         text = inference_pb2.TokenizeRequest(prompt=inference_pb2.Prompt(text="w5 w6"))
-        answer = await door.Tokenize(text)
+        answer = await api.Tokenize(text)
         assert (tuple(answer.token_ids), answer.max_model_len) == ((5, 6), 512)
         messages = inference_pb2.TokenizeRequest(prompt=inference_pb2.Prompt(chat=chat))
-        assert tuple((await door.Tokenize(messages)).token_ids) == (3, 1)
+        assert tuple((await api.Tokenize(messages)).token_ids) == (3, 1)
         ids = inference_pb2.DetokenizeRequest(token_ids=(5, 6), model="toy")
-        assert (await door.Detokenize(ids)).text == "w5 w6"
+        assert (await api.Detokenize(ids)).text == "w5 w6"
 
 
 async def test_list_models_names_the_served_one(toy_folder: Path) -> None:
@@ -38,13 +38,13 @@ async def test_list_models_names_the_served_one(toy_folder: Path) -> None:
 
 async def test_tokens_of_a_bad_request_are_refused(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
-        door = InferenceStub(mesh.channel)
+        api = InferenceStub(mesh.channel)
         calls: list[tuple[Any, str]] = [
-            (door.Tokenize(inference_pb2.TokenizeRequest()), "empty_prompt"),
-            (door.Tokenize(inference_pb2.TokenizeRequest(model="x")), "unknown_model"),
-            (door.Detokenize(inference_pb2.DetokenizeRequest(model="x")), "unknown_model"),
+            (api.Tokenize(inference_pb2.TokenizeRequest()), "empty_prompt"),
+            (api.Tokenize(inference_pb2.TokenizeRequest(model="x")), "unknown_model"),
+            (api.Detokenize(inference_pb2.DetokenizeRequest(model="x")), "unknown_model"),
             (
-                door.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[97])),
+                api.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[97])),
                 "token_out_of_vocabulary",
             ),
         ]
@@ -54,9 +54,9 @@ async def test_tokens_of_a_bad_request_are_refused(toy_folder: Path) -> None:
             assert error_from_rpc(caught.value)[0] == code
 
 
-async def test_cancel_ends_a_request_of_either_door(toy_folder: Path) -> None:
+async def test_cancel_ends_a_request_of_either_api(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
-        door = InferenceStub(mesh.channel)
+        api = InferenceStub(mesh.channel)
         request = token_request(PROMPT, (8, 9), max_tokens=500)
         request.request_id = "mine"
         call = mesh.infer(request)
@@ -66,7 +66,7 @@ async def test_cancel_ends_a_request_of_either_door(toy_folder: Path) -> None:
         async with client.stream("POST", "/v1/completions", json=body, headers=headers) as other:
             lines = other.aiter_lines()
             await anext(lines)
-            answer = await door.Cancel(inference_pb2.CancelRequest(request_id="mine"))
+            answer = await api.Cancel(inference_pb2.CancelRequest(request_id="mine"))
             assert answer.num_cancelled == 2
             rest = [line async for line in lines]
         assert any("request_cancelled" in line for line in rest)
@@ -74,7 +74,7 @@ async def test_cancel_ends_a_request_of_either_door(toy_folder: Path) -> None:
             await collect(call)
         assert caught.value.code() is grpc.StatusCode.CANCELLED
         await mesh.until_idle()
-        answer = await door.Cancel(inference_pb2.CancelRequest(request_id="mine"))
+        answer = await api.Cancel(inference_pb2.CancelRequest(request_id="mine"))
         assert answer.num_cancelled == 0
 
 

@@ -27,7 +27,7 @@ async def connect(mesh: ToyMesh) -> Connection:
 
 
 async def read_end(connection: Connection) -> bytes:
-    """What the door still sends before it closes the connection."""
+    """What the API still sends before it closes the connection."""
     reader, writer = connection
     with contextlib.suppress(ConnectionError):
         rest = await reader.read()

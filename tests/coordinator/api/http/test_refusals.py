@@ -1,4 +1,4 @@
-"""What the HTTP door refuses: one clear error each, in OpenAI's shape, and harm to nobody."""
+"""What the HTTP API refuses: one clear error each, in OpenAI's shape, and harm to nobody."""
 
 import asyncio
 import json

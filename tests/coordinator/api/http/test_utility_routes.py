@@ -1,4 +1,4 @@
-"""Probes, models, tokens, metrics and headers of the HTTP door."""
+"""Probes, models, tokens, metrics and headers of the HTTP API."""
 
 import asyncio
 import re
@@ -98,7 +98,7 @@ async def test_version_is_this_build(toy_folder: Path) -> None:
         assert (await client.get("/version")).json()["version"] == VERSION
 
 
-async def test_metrics_count_the_requests_of_both_doors(toy_folder: Path) -> None:
+async def test_metrics_count_the_requests_of_both_apis(toy_folder: Path) -> None:
     body = {"prompt": [5], "max_tokens": 2, "temperature": 0}
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         await client.post("/v1/completions", json=body)
@@ -143,7 +143,7 @@ async def test_state_shows_the_mesh_its_tokens_and_its_last_recovery(toy_folder:
         assert recovery["seconds"] > 0
 
 
-async def test_live_page_and_its_files_come_from_the_door_and_may_load_nothing_else(
+async def test_live_page_and_its_files_come_from_the_api_and_may_load_nothing_else(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh, mesh.http() as client:
@@ -159,7 +159,7 @@ async def test_live_page_and_its_files_come_from_the_door_and_may_load_nothing_e
             assert (await client.get(path)).status_code == 404, path
 
 
-async def test_metrics_tell_by_door_what_ended_and_what_was_refused(toy_folder: Path) -> None:
+async def test_metrics_tell_by_api_what_ended_and_what_was_refused(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         await mesh.until_ready()
         await collect(mesh.infer(token_request((5, 6, 7), max_tokens=4)))
