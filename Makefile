@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 # Test files run side by side, one for each core; what a file's tests share stays in one process.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help demo test test-clients test-clients-heavy test-compose test-fuzz test-ops test-faults soak check coverage proto setup clean
+.PHONY: help demo test test-clients test-clients-heavy test-compose test-fuzz test-ops test-faults test-wheel soak check coverage proto setup clean
 
 help:
 	@echo "make demo      start a 2-stage mesh on the bundled model and stream one answer"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-fuzz  10,000 random requests at each API"
 	@echo "make test-ops  a real Prometheus and a real browser against a mesh"
 	@echo "make test-faults  kills, freezes, bad links and forged frames at every phase; takes ten minutes"
+	@echo "make test-wheel  builds the wheel, installs it in a new environment and serves a model from it"
 	@echo "make soak      load with random kills for ten minutes, and a table of what came of it"
 	@echo "make check     lint, types, layers and protos only"
 	@echo "make coverage  all tests, with a coverage report"
@@ -46,6 +47,9 @@ test-fuzz: $(READY)
 test-ops: $(READY)
 	@scripts/ops-tools
 	@$(VENV)/bin/pytest --verbose tests/ops/ops_suite.py tests/ops/live_page_suite.py
+
+test-wheel: $(READY)
+	@$(VENV)/bin/pytest --verbose tests/packaging/wheel_suite.py
 
 test-faults: $(READY)
 	@$(VENV)/bin/pytest $(PARALLEL) --verbose --durations 10 tests/faults/*_suite.py

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
+from pathlib import Path
 
 import grpc
 import psutil
@@ -74,11 +75,15 @@ class RunningCommand:
 
 @contextmanager
 def running_command(
-    *arguments: str, env: Mapping[str, str] | None = None
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = COMMAND,
+    folder: Path | None = None,
 ) -> Iterator[RunningCommand]:
-    """Starts `stagemesh ARGUMENTS`; at the end nothing of it is left, whatever happened."""
+    """Starts `PROGRAM ARGUMENTS` in `folder`; no process of it is left at the end."""
     process = subprocess.Popen(
-        (*COMMAND, *arguments),
+        (*program, *arguments),
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
