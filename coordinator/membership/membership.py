@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from coordinator.membership.assignment import Assignment
 from coordinator.membership.fault_scores import FaultScores
 from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
+from runtime.addresses import split_address
 from runtime.errors import InvalidRequestError, ProtocolVersionError, WorkerRefusedError
-from runtime.rpc.channels import split_address
 from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256

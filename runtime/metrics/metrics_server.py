@@ -11,8 +11,8 @@ from errno import EADDRINUSE
 
 from prometheus_client import CollectorRegistry, start_http_server
 
+from runtime.addresses import split_address
 from runtime.errors import PortTakenError
-from runtime.rpc.channels import split_address
 
 
 @asynccontextmanager

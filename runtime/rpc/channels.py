@@ -15,18 +15,13 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
-from runtime.errors import EpochEndedError, InvalidRequestError, PortTakenError
+from runtime.addresses import split_address
+from runtime.errors import EpochEndedError, PortTakenError
 from runtime.rpc.call_metrics import CallCounter
 from runtime.rpc.error_details import DETAILS_KEY, error_metadata
 from runtime.rpc.error_interceptor import CODE_KEY, CallCheck, ErrorInterceptor
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
-
-# A name or an address: nothing that gRPC would take for a scheme, such as unix:PATH.
-# A name's labels are as long as DNS has them: looking up another ends in a UnicodeError.
-_LABEL = r"[\w-]{1,63}"
-_HOST: Final = re.compile(rf"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|{_LABEL}(\.{_LABEL})*\.?", re.ASCII)
-_PORT: Final = re.compile(r"[0-9]{1,5}")
 
 # What gRPC says of an address at which it found nobody; what TLS says is worth its length.
 _TRIED: Final = re.compile(
@@ -141,16 +136,6 @@ def make_server(
     errors = ErrorInterceptor(count_call, check)
     options = _server_options(_BULK_TIMEOUT_MS) if is_bulk else SERVER_OPTIONS
     return grpc.aio.server(options=options, interceptors=(errors, *interceptors))
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, `[HOST]:PORT` for IPv6; raises `InvalidRequestError`."""
-    host, _, port = address.rpartition(":")
-    if not (_HOST.fullmatch(host) and _PORT.fullmatch(port) and int(port) < 2**16):
-        raise InvalidRequestError(
-            field="address", problem=f"{address!r} is not HOST:PORT, such as 127.0.0.1:50050"
-        )
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 async def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None = None) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protos import mesh_pb2, stage_pb2
-from runtime.addresses import is_loopback, is_unspecified
-from runtime.rpc import channels
+from runtime.addresses import is_loopback, is_unspecified, split_address
 from runtime.version import BUILD, PROTOCOL_VERSION
 from stage_worker.device.device_info import describe_device
 
@@ -56,9 +55,9 @@ def _reachable(address: str, coordinator: str) -> str:
     """`address`, its wildcard host replaced by the one that faces the coordinator."""
     if not is_unspecified(address):
         return address
-    _, port = channels.split_address(address)
+    _, port = split_address(address)
     family, kind, protocol, _, peer = socket.getaddrinfo(
-        *channels.split_address(coordinator), type=socket.SOCK_DGRAM
+        *split_address(coordinator), type=socket.SOCK_DGRAM
     )[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(peer)  # sends nothing: it only makes the system choose a route

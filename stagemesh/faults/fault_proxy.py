@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
+from runtime.addresses import split_address
 from runtime.errors import InvalidRequestError
 from runtime.rpc import channels
 
@@ -80,7 +81,7 @@ class FaultProxy:
     def __init__(self, to: str) -> None:
         self.num_connections = 0
         self.num_bytes = 0
-        self._host, self._port = channels.split_address(to)
+        self._host, self._port = split_address(to)
         self._faults = NO_FAULTS
         self._num_bytes_at_set = 0
         self._changed = asyncio.Event()

@@ -8,9 +8,8 @@ import socket
 from collections.abc import Collection, Mapping
 from itertools import combinations
 
-from runtime.addresses import is_unspecified
+from runtime.addresses import is_unspecified, split_address
 from runtime.errors import InvalidRequestError, PortTakenError
-from runtime.rpc.channels import split_address
 from stagemesh.units import join_address
 
 _MAX_PORT = 65535

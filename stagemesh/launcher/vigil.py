@@ -12,6 +12,7 @@ from typing import Any, Final
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from runtime.addresses import split_address
 from runtime.rpc import channels
 
 # Longer than a coordinator waits for a heartbeat: by then the worker is out of the mesh.
@@ -56,7 +57,7 @@ async def refuses(address: str, timeout_seconds: float) -> bool:
 
     def connect() -> bool:
         try:
-            socket.create_connection(channels.split_address(address), timeout_seconds).close()
+            socket.create_connection(split_address(address), timeout_seconds).close()
         except ConnectionRefusedError:
             return True
         except OSError:  # such as no answer: its queue of connections is full

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psutil
 
-from runtime.rpc.channels import split_address
+from runtime.addresses import split_address
 from tests.faults.asking import REQUESTS, asking
 from tests.faults.cluster import Cluster
 

@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from protos import inference_pb2, mesh_pb2, stage_pb2
-from runtime.rpc.channels import dial_blocking, split_address
+from runtime.addresses import split_address
+from runtime.rpc.channels import dial_blocking
 from runtime.version import PROTOCOL_VERSION
 from stagemesh import Client, StagemeshRpcError
 from stagemesh.faults.fault_proxy import Faults

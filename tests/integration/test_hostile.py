@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from protos import inference_pb2
-from runtime.rpc.channels import CHANNEL_OPTIONS, split_address
+from runtime.addresses import split_address
+from runtime.rpc.channels import CHANNEL_OPTIONS
 from stagemesh import GenerationRequest, TokenIds
 from tests.integration.processes import Mesh
 from tests.integration.tiny_chat import TinyChat

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.rpc.channels import split_address
+from runtime.addresses import split_address
 from stagemesh.units import format_seconds, format_size, join_address, parse_layers, parse_size
 
 

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from runtime.addresses import is_unspecified
+from runtime.addresses import is_unspecified, split_address
 from runtime.errors import InvalidRequestError
-from runtime.rpc.channels import split_address
 from stagemesh.units import parse_layers, parse_origins, parse_ranks, parse_size
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from runtime.addresses import split_address
 from runtime.errors import InvalidRequestError, PortTakenError
-from runtime.rpc.channels import bind, make_server, split_address
+from runtime.rpc.channels import bind, make_server
 
 
 async def test_bind_to_taken_port_raises_with_the_address() -> None:
