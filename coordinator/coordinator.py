@@ -27,7 +27,7 @@ from runtime.metrics.declarations import CoordinatorMetrics
 from scheduler import make_policy
 
 # How often blame that has passed is looked for.
-_FORGIVE_SECONDS: Final = 10.0
+_DECAY_SECONDS: Final = 10.0
 
 _log = get_logger()
 
@@ -105,7 +105,7 @@ class Coordinator:
         if self.model.done():  # the coordinator stops, and has said so to those who waited
             return
         self.model.set_result(model)
-        commons = SharedReplicaContext(
+        shared = SharedReplicaContext(
             self.coordinator_id,
             model,
             options,
@@ -116,25 +116,25 @@ class Coordinator:
         )
         self.replicas = tuple(
             Replica(
-                commons,
+                shared,
                 plan,
                 engine,
                 ReplicaTelemetry(engine.replica, options.tp_sizes, self.metrics),
             )
             for engine, plan in zip(self.dispatcher.engines, plans, strict=True)
         )
-        await self._run_replicas(commons)
+        await self._run_replicas(shared)
 
-    async def _run_replicas(self, commons: SharedReplicaContext) -> None:
+    async def _run_replicas(self, shared: SharedReplicaContext) -> None:
         """Returns when one is beyond repair, which it can be only while none has served."""
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(replica.run()) for replica in self.replicas]
-            forgiving = tasks.create_task(_forgive(commons))
+            decaying = tasks.create_task(_decay_fault_scores(shared))
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             error = NotReadyError(phase=f"failed: {self.failure}")
             self.dispatcher.refuse(error)
             self.dispatcher.fail_all(error)
-            for task in (*running, forgiving):
+            for task in (*running, decaying):
                 task.cancel()
 
     async def drain(self) -> None:
@@ -171,7 +171,7 @@ class Coordinator:
             _expose_engine(metrics, engine)
         metrics.workers.labels("spare").set_function(lambda: len(membership.free))
         metrics.workers.labels("used").set_function(
-            lambda: len(membership.members) - len(membership.free)
+            lambda: len(membership.workers) - len(membership.free)
         )
 
     def _give_up(self, error: StagemeshError) -> None:
@@ -192,12 +192,12 @@ class Coordinator:
         self._loading = f"{phase}: {100 * done // total}%" if total else phase
 
 
-async def _forgive(commons: SharedReplicaContext) -> Never:
+async def _decay_fault_scores(shared: SharedReplicaContext) -> Never:
     """Has blame pass with time; not before the first service, or a bad start would never end."""
     while True:
-        await asyncio.sleep(_FORGIVE_SECONDS)
-        if commons.has_served:
-            commons.membership.forgive(asyncio.get_running_loop().time())
+        await asyncio.sleep(_DECAY_SECONDS)
+        if shared.has_served:
+            shared.membership.decay(asyncio.get_running_loop().time())
 
 
 def _expose_engine(metrics: CoordinatorMetrics, engine: Engine) -> None:

@@ -74,7 +74,7 @@ class Engine:
         self._steps = StepObserver(metrics, replica)
         self._insights = SchedulerTelemetry(metrics, replica)
         self._roster = ActiveRequests(metrics, replica)
-        self._suspects = PoisonRequestDetector(self._isolate)
+        self._detector = PoisonRequestDetector(self._isolate)
 
     @property
     def takes_requests(self) -> bool:
@@ -177,8 +177,8 @@ class Engine:
         """Lets one of its requests go, to be adopted by another engine."""
         sequence_id = generation.sequence_id
         token_ids = () if self.scheduler is None else self.scheduler.withdraw(sequence_id)
-        handover = Handover(generation, token_ids, self._suspects.num_ends(sequence_id))
-        self._suspects.forget(sequence_id)
+        handover = Handover(generation, token_ids, self._detector.num_ends(sequence_id))
+        self._detector.forget(sequence_id)
         self._roster.hand_over(generation)
         self.wake.set()
         return handover
@@ -189,7 +189,7 @@ class Engine:
         self._roster.add(generation)
         self._schedule(generation, handover.token_ids)
         if generation in self._roster:
-            self._suspects.adopt(generation.sequence_id, handover.num_ends)
+            self._detector.adopt(generation.sequence_id, handover.num_ends)
         self.wake.set()
 
     def cancel(
@@ -218,7 +218,7 @@ class Engine:
         deliveries = OutputProcessor(
             self.scheduler,
             self._roster,
-            self._suspects,
+            self._detector,
             self.queue,
             self._steps,
             self._metrics,
@@ -250,16 +250,16 @@ class Engine:
             # Nothing ran, so whoever is first in line may be what cannot.
             first = self.scheduler.first_in_line(self.clock())
             if first is not None:
-                self._suspects.started(first)
-        culprit = self._suspects.end_epoch(is_planned=is_planned)
-        if culprit is not None:
-            num_ends = self._suspects.num_ends(culprit)
+                self._detector.started(first)
+        poison_id = self._detector.end_epoch(is_planned=is_planned)
+        if poison_id is not None:
+            num_ends = self._detector.num_ends(poison_id)
             who = f"the request ran at {num_ends} ends, at the last one alone"
-            self._fail(self._roster[culprit], EpochEndedError.by(cause, who))
+            self._fail(self._roster[poison_id], EpochEndedError.by(cause, who))
         if self.limits is not None:
             self._restart(self.limits)
         self.on_change(self)
-        return culprit is not None
+        return poison_id is not None
 
     def _begin(self, limits: SchedulerLimits) -> None:
         """Gives the scheduler the new epoch's limits, the first time also everyone in line."""
@@ -278,7 +278,7 @@ class Engine:
         self._insights.start_epoch()
         for sequence_id in self.scheduler.restart(limits):
             self._end_unfit(self._roster[sequence_id], limits)
-        self._isolate(self._suspects.alone)
+        self._isolate(self._detector.isolated_id)
 
     def _end_unfit(self, generation: Generation, limits: SchedulerLimits) -> None:
         """Ends what cannot go on: at its length if its prompt fits, else with the numbers."""
@@ -292,7 +292,7 @@ class Engine:
 
     def _finish_at_length(self, generation: Generation) -> None:
         self._roster.finish(generation, generation.finish(FinishReason.LENGTH, self.clock()))
-        self._suspects.forget(generation.sequence_id)
+        self._detector.forget(generation.sequence_id)
 
     def _isolate(self, sequence_id: int | None) -> None:
         if self.scheduler is not None:
@@ -327,7 +327,7 @@ class Engine:
         if generation not in self._roster:
             return False
         self._roster.drop(generation, code)
-        self._suspects.forget(generation.sequence_id)
+        self._detector.forget(generation.sequence_id)
         if self.scheduler is not None:
             self.scheduler.cancel(generation.sequence_id)
         self.wake.set()

@@ -18,7 +18,7 @@ class PoisonRequestDetector:
         """`isolate` is told who runs alone from now on, and None when everybody may run again."""
         self._isolate = isolate
         # Who may run; None: everybody.
-        self.alone: int | None = None
+        self.isolated_id: int | None = None
         # Those that some step of this epoch carried: an end of the epoch counts against them.
         self._present: set[int] = set()
         self._num_ends: Counter[int] = Counter()
@@ -37,9 +37,9 @@ class PoisonRequestDetector:
             self._num_ends[sequence_id] = num_ends
             self._choose()
 
-    def got_on(self, sequence_id: int) -> None:
+    def made_progress(self, sequence_id: int) -> None:
         """It has one more token: one that runs alone has shown that it is innocent."""
-        if sequence_id == self.alone:
+        if sequence_id == self.isolated_id:
             del self._num_ends[sequence_id]
             self._choose()
 
@@ -47,7 +47,7 @@ class PoisonRequestDetector:
         """It is finished, failed, cancelled or another replica's."""
         self._present.discard(sequence_id)
         self._num_ends.pop(sequence_id, None)
-        if sequence_id == self.alone:
+        if sequence_id == self.isolated_id:
             self._choose()
 
     def end_epoch(self, *, is_planned: bool = False) -> int | None:
@@ -57,13 +57,15 @@ class PoisonRequestDetector:
         """
         if not is_planned:
             self._num_ends.update(self._present)
-        culprit = self.alone if self.alone in self._present and not is_planned else None
+        poison_id = (
+            self.isolated_id if self.isolated_id in self._present and not is_planned else None
+        )
         self._present.clear()
         self._choose()
-        return culprit
+        return poison_id
 
     def _choose(self) -> None:
         counts = self._num_ends.items()
-        suspects = (number for number, count in counts if count >= NUM_SUSPICIOUS_ENDS)
-        self.alone = min(suspects, default=None)
-        self._isolate(self.alone)
+        detector = (number for number, count in counts if count >= NUM_SUSPICIOUS_ENDS)
+        self.isolated_id = min(detector, default=None)
+        self._isolate(self.isolated_id)

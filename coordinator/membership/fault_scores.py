@@ -33,10 +33,10 @@ class FaultScores:
         """Those that more than one try was held against, and none that served since."""
         return self._links.at_least(_BROKEN_LINK)
 
-    def recall(self, member: WorkerRecord) -> None:
+    def sync(self, worker: WorkerRecord) -> None:
         """Tells a member what is held against it."""
-        member.blame = self._tries.of(member.identity.worker_id)
-        member.num_failures = self._failures.of(member.identity.worker_id)
+        worker.blame = self._tries.of(worker.identity.worker_id)
+        worker.num_failures = self._failures.of(worker.identity.worker_id)
 
     def blame(self, suspects: Iterable[WorkerRecord], now: float) -> list[WorkerRecord]:
         """Counts a try that one of `suspects` has spoiled; returns those that are guilty by now.
@@ -44,43 +44,43 @@ class FaultScores:
         Each gets the same part of the blame. One that left by itself is not blamed: nobody had to
         find out that it is gone.
         """
-        there = [member for member in suspects if not member.gone.is_set()]
-        for member in there:
-            self._tries.add(member.identity.worker_id, Fraction(1, len(there)), now)
-            self.recall(member)
-        return [member for member in there if member.is_guilty]
+        there = [worker for worker in suspects if not worker.departed.is_set()]
+        for worker in there:
+            self._tries.add(worker.identity.worker_id, Fraction(1, len(there)), now)
+            self.sync(worker)
+        return [worker for worker in there if worker.exceeds_fault_limit]
 
-    def blame_link(self, link: Link, now: float) -> None:
+    def record_link_fault(self, link: Link, now: float) -> None:
         """Counts a try that came to nothing because the one does not reach the other."""
         self._links.add(link, Fraction(1), now)
 
-    def note_failure(self, members: Iterable[WorkerRecord], now: float) -> None:
+    def record_failure(self, workers: Iterable[WorkerRecord], now: float) -> None:
         """Counts an epoch that served until one of these failed: the ranks of a stage."""
-        for member in members:
-            self._failures.add(member.identity.worker_id, Fraction(1), now)
-            self.recall(member)
+        for worker in workers:
+            self._failures.add(worker.identity.worker_id, Fraction(1), now)
+            self.sync(worker)
 
-    def excuse(self, members: Iterable[WorkerRecord]) -> None:
+    def reset_failures(self, workers: Iterable[WorkerRecord]) -> None:
         """A request was found to end epochs, so nobody is known to have failed by itself."""
         self._failures.clear()
-        for member in members:
-            self.recall(member)
+        for worker in workers:
+            self.sync(worker)
 
-    def acquit(self, members: Iterable[WorkerRecord], links: Iterable[Link]) -> None:
+    def clear(self, workers: Iterable[WorkerRecord], links: Iterable[Link]) -> None:
         """They serve together over `links`, so none of them spoils every try.
 
         What failed at work may do so again.
         """
-        for member in members:
-            member.has_served = True
-            self._tries.drop(member.identity.worker_id)
-            self.recall(member)
+        for worker in workers:
+            worker.has_served = True
+            self._tries.drop(worker.identity.worker_id)
+            self.sync(worker)
         for link in links:
             self._links.drop(link)
 
-    def forgive(self, members: Iterable[WorkerRecord], now: float) -> bool:
+    def decay(self, workers: Iterable[WorkerRecord], now: float) -> bool:
         """Forgets what has passed by `now`; whether that was anything."""
         passed = [each.halve(now) for each in (self._tries, self._failures, self._links)]
-        for member in members:
-            self.recall(member)
+        for worker in workers:
+            self.sync(worker)
         return any(passed)

@@ -25,11 +25,11 @@ class Membership:
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
         self._members: dict[str, WorkerRecord] = {}
-        self.standing = FaultScores(max_workers)
+        self.fault_scores = FaultScores(max_workers)
         self._changed = asyncio.Event()
 
     @property
-    def members(self) -> tuple[WorkerRecord, ...]:
+    def workers(self) -> tuple[WorkerRecord, ...]:
         """Everybody who is in, first come first."""
         return tuple(self._members.values())
 
@@ -39,13 +39,13 @@ class Membership:
         It keeps the blame that it went with.
         """
         self.check(identity)
-        for member in self._predecessors(identity):
-            self.leave(member, "it joined anew")
-        member = WorkerRecord(identity, held)
-        self.standing.recall(member)
-        self._members[identity.worker_id] = member
+        for worker in self._predecessors(identity):
+            self.leave(worker, "it joined anew")
+        worker = WorkerRecord(identity, held)
+        self.fault_scores.sync(worker)
+        self._members[identity.worker_id] = worker
         self._changed.set()
-        return member
+        return worker
 
     def check(self, identity: WorkerIdentity) -> None:
         """Raises `ProtocolVersionError` or `WorkerRefusedError` for a worker that may not join."""
@@ -56,53 +56,53 @@ class Membership:
             worker = identity.address[:MAX_FIELD_LENGTH] or "without an address"
             raise WorkerRefusedError(worker=worker, reason=reason)
 
-    def leave(self, member: WorkerRecord, reason: str) -> None:
+    def leave(self, worker: WorkerRecord, reason: str) -> None:
         """Takes a worker out; whoever watches it learns why. Only the first call counts."""
-        if member.gone.is_set():
+        if worker.departed.is_set():
             return
-        del self._members[member.identity.worker_id]
-        member.gone_reason = reason
-        member.gone.set()
+        del self._members[worker.identity.worker_id]
+        worker.departure_reason = reason
+        worker.departed.set()
         self._changed.set()
 
-    def forgive(self, now: float) -> None:
+    def decay(self, now: float) -> None:
         """Forgets what has passed by `now`, so that whoever waits looks again."""
-        if self.standing.forgive(self.members, now):
+        if self.fault_scores.decay(self.workers, now):
             self._changed.set()
 
     @property
     def free(self) -> tuple[WorkerRecord, ...]:
         """Those that stand by: no replica has them, and they stay."""
         return tuple(
-            member
-            for member in self._members.values()
-            if member.replica is None and not member.is_draining
+            worker
+            for worker in self._members.values()
+            if worker.replica is None and not worker.is_draining
         )
 
-    async def take(self, replica: int, choose: ChooseFn) -> tuple[WorkerRecord, ...]:
+    async def allocate(self, replica: int, choose: ChooseFn) -> tuple[WorkerRecord, ...]:
         """Lends `replica` whom `choose` picks of those that are free, as soon as it picks.
 
         All at once: replicas that each hold a part of what they need would wait for ever.
         """
-        while (members := choose(self.free)) is None:
+        while (workers := choose(self.free)) is None:
             await self._change()
-        for member in members:
-            member.replica = replica
-        return members
+        for worker in workers:
+            worker.replica = replica
+        return workers
 
-    def give_back(self, members: Iterable[WorkerRecord]) -> None:
+    def release(self, workers: Iterable[WorkerRecord]) -> None:
         """They stand by again, for whoever waits; those that drain may go."""
-        for member in members:
-            member.replica = None
-            if member.is_draining:
-                self._release(member)
+        for worker in workers:
+            worker.replica = None
+            if worker.is_draining:
+                self._release(worker)
         self._changed.set()
 
-    def drain(self, member: WorkerRecord, deadline: float) -> None:
+    def drain(self, worker: WorkerRecord, deadline: float) -> None:
         """Asks a worker to leave once it is not needed, and by `deadline` in any case."""
-        member.drain_deadline = min(member.drain_deadline, deadline)
-        if member.replica is None:
-            self._release(member)
+        worker.drain_deadline = min(worker.drain_deadline, deadline)
+        if worker.replica is None:
+            self._release(worker)
         self._changed.set()
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
@@ -114,9 +114,9 @@ class Membership:
         self._changed.clear()
         await self._changed.wait()
 
-    def _release(self, member: WorkerRecord) -> None:
-        member.is_released = True
-        self.leave(member, "it was drained")
+    def _release(self, worker: WorkerRecord) -> None:
+        worker.is_released = True
+        self.leave(worker, "it was drained")
 
     def _refusal(self, identity: WorkerIdentity) -> str:
         addresses = [each for each in (identity.address, identity.metrics_address) if each]
@@ -131,8 +131,8 @@ class Membership:
         except InvalidRequestError as error:
             return error.problem
         predecessors = self._predecessors(identity)
-        for member in self.members:
-            other = member.identity
+        for worker in self.workers:
+            other = worker.identity
             if other.worker_id == identity.worker_id and other.address != identity.address:
                 return f"worker id {identity.worker_id} is in the mesh already, at {other.address}"
             if other.address == identity.address and other.node != identity.node:
@@ -147,4 +147,4 @@ class Membership:
 
         Two processes of one node cannot listen at one address, so the older one is gone.
         """
-        return [member for member in self.members if member.identity.address == identity.address]
+        return [worker for worker in self.workers if worker.identity.address == identity.address]

@@ -56,8 +56,8 @@ class WorkerRecord:
     num_failures: Fraction = Fraction(0)
     drain_deadline: float = math.inf
     is_released: bool = False
-    gone_reason: str = ""
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    departure_reason: str = ""
+    departed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
@@ -65,20 +65,20 @@ class WorkerRecord:
         return self.identity.address
 
     @property
-    def is_guilty(self) -> bool:
+    def exceeds_fault_limit(self) -> bool:
         """It has spoiled a try, not only been there when one was."""
         return self.blame >= 1
 
     @property
-    def demerits(self) -> tuple[Fraction, Fraction]:
+    def fault_key(self) -> tuple[Fraction, Fraction]:
         """What is held against it: tries that it spoiled weigh more than failures at work."""
         is_suspect = self.num_failures >= _MANY_FAILURES
         return self.blame, self.num_failures if is_suspect else Fraction(0)
 
     @property
-    def gives_way(self) -> bool:
+    def is_deprioritized(self) -> bool:
         """Others that stand by are taken first."""
-        return any(self.demerits)
+        return any(self.fault_key)
 
     @property
     def is_draining(self) -> bool:
@@ -87,5 +87,5 @@ class WorkerRecord:
 
     async def watch(self) -> None:
         """Never returns: raises `WorkerDiedError` once the worker has left."""
-        await self.gone.wait()
-        raise WorkerDiedError(worker=self.name, detail=self.gone_reason)
+        await self.departed.wait()
+        raise WorkerDiedError(worker=self.name, detail=self.departure_reason)

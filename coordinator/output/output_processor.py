@@ -22,7 +22,7 @@ class OutputProcessor:
         self,
         scheduler: Scheduler,
         roster: ActiveRequests,
-        suspects: PoisonRequestDetector,
+        detector: PoisonRequestDetector,
         queue: QueueForecast,
         steps: StepObserver,
         metrics: CoordinatorMetrics,
@@ -30,7 +30,7 @@ class OutputProcessor:
     ) -> None:
         self._scheduler = scheduler
         self._roster = roster
-        self._suspects = suspects
+        self._detector = detector
         self._queue = queue
         self._steps = steps
         self._metrics = metrics
@@ -41,7 +41,7 @@ class OutputProcessor:
         scheduler = self._scheduler
         for opening in step.opened_slots:
             sequence_id = scheduler.sequence_in_slot(opening.slot)
-            self._suspects.started(sequence_id)
+            self._detector.started(sequence_id)
             self._queue.started(now)
             self._roster[sequence_id].started(now, len(opening.cached_token_ids))
         self._steps.observe(step, scheduler.num_preemptions)
@@ -62,9 +62,9 @@ class OutputProcessor:
         if generation.last_token is not None:
             self._metrics.inter_token_latency.observe(now - generation.last_token)
         finish = generation.push(event.token, event.finish_reason, now)
-        self._suspects.got_on(event.sequence_id)
+        self._detector.made_progress(event.sequence_id)
         if finish is not None:
             self._roster.finish(generation, finish)
-            self._suspects.forget(event.sequence_id)
+            self._detector.forget(event.sequence_id)
             if event.finish_reason is None:  # a stop string, of which the scheduler knows nothing
                 self._scheduler.cancel(event.sequence_id)

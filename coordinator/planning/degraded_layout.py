@@ -18,7 +18,7 @@ from runtime.model_config.model_config import ModelConfig
 _WEIGHTS_PART = 0.8
 
 
-def smaller_options(options: CoordinatorOptions) -> Iterator[CoordinatorOptions]:
+def degraded_options(options: CoordinatorOptions) -> Iterator[CoordinatorOptions]:
     """The options as asked for, then with one stage less each time.
 
     Layers are divided anew. Where stages have different numbers of ranks there is no other plan:
@@ -41,7 +41,7 @@ def make_plan(
 
 
 def fits_memory(
-    assignments: Sequence[Assignment], members: Sequence[WorkerRecord], weights_bytes: int
+    assignments: Sequence[Assignment], workers: Sequence[WorkerRecord], weights_bytes: int
 ) -> bool:
     """Whether the devices hold their parts of weights of so many bytes, and the KV cache asked for.
 
@@ -51,8 +51,8 @@ def fits_memory(
     num_layers = sum(part.num_layers for part in assignments if part.rank == 0)
     needed: Counter[str] = Counter()
     available: dict[str, int] = {}
-    for part, member in zip(assignments, members, strict=True):
-        identity = member.identity
+    for part, worker in zip(assignments, workers, strict=True):
+        identity = worker.identity
         device = identity.node if identity.device_kind == "cpu" else identity.worker_id
         part_bytes = weights_bytes * part.num_layers // (num_layers * part.tp_size)
         needed[device] += int(part_bytes / _WEIGHTS_PART) + part.kv_memory_bytes

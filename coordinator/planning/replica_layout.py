@@ -72,13 +72,13 @@ def plan_replica(
     return assignments
 
 
-def settle_dtype(
-    assignments: tuple[Assignment, ...], config: ModelConfig, members: Sequence[WorkerRecord]
+def resolve_dtype(
+    assignments: tuple[Assignment, ...], config: ModelConfig, workers: Sequence[WorkerRecord]
 ) -> tuple[Assignment, ...]:
     """What `auto` comes to: the checkpoint's dtype if all compute it at full speed, or float32."""
     if assignments[0].dtype != AUTO_DTYPE:
         return assignments
-    is_fast = all(config.torch_dtype in member.identity.dtypes for member in members)
+    is_fast = all(config.torch_dtype in worker.identity.dtypes for worker in workers)
     return with_dtype(assignments, config.torch_dtype if is_fast else "float32")
 
 

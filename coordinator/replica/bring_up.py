@@ -10,7 +10,7 @@ from coordinator.membership.assignment import Assignment, LoadReport
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import served_len
-from coordinator.stage_client.stage_client import EpochPlace, EpochPlan, StageLink
+from coordinator.stage_client.stage_client import EpochPlan, RankPosition, StageClient
 from coordinator.telemetry.telemetry import ReplicaTelemetry
 from runtime.errors import FingerprintMismatchError, WorkerRefusedError
 from runtime.host.logs import get_logger
@@ -22,23 +22,23 @@ _log = get_logger()
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # The ranks of one stage, by rank; a replica is a tuple of them, by stage.
-Ranks = tuple[StageLink, ...]
+Ranks = tuple[StageClient, ...]
 
 
 def check_devices(
-    backend: str, assignments: Sequence[Assignment], members: Sequence[WorkerRecord]
+    backend: str, assignments: Sequence[Assignment], workers: Sequence[WorkerRecord]
 ) -> None:
     """Raises `WorkerRefusedError` where the ranks of a stage could not exchange what they compute.
 
     Each worker would find that out by itself, but only once its weights are loaded.
     """
     rank_0_kinds = {
-        part.stage: member.identity.device_kind
-        for part, member in zip(assignments, members, strict=True)
+        part.stage: worker.identity.device_kind
+        for part, worker in zip(assignments, workers, strict=True)
         if part.rank == 0
     }
-    for part, member in zip(assignments, members, strict=True):
-        kind = member.identity.device_kind
+    for part, worker in zip(assignments, workers, strict=True):
+        kind = worker.identity.device_kind
         needed = BACKEND_DEVICES.get(backend, rank_0_kinds[part.stage])
         # Others than these, as those of paced workers, exchange nothing.
         if part.tp_size == 1 or kind == needed or kind not in BACKEND_DEVICES.values():
@@ -51,41 +51,41 @@ def check_devices(
             problem = f"{ranks} need devices of one kind, rank 0 has {needed}"
             remedy = "give the stage workers of one kind"
         reason = f"{problem}, and this worker's is {kind}; {remedy}"
-        raise WorkerRefusedError(worker=member.name, reason=reason)
+        raise WorkerRefusedError(worker=worker.name, reason=reason)
 
 
 async def load_parts(
-    links: Sequence[StageLink], assignments: Sequence[Assignment], telemetry: ReplicaTelemetry
+    clients: Sequence[StageClient], assignments: Sequence[Assignment], telemetry: ReplicaTelemetry
 ) -> list[LoadReport]:
     """Has every worker load its part, but for those that hold it; all at the same time."""
     telemetry.start_loading()
     async with asyncio.TaskGroup() as tasks:
         running = [
-            tasks.create_task(_load_part(link, assignment, telemetry))
-            for link, assignment in zip(links, assignments, strict=True)
+            tasks.create_task(_load_part(client, assignment, telemetry))
+            for client, assignment in zip(clients, assignments, strict=True)
         ]
     return [task.result() for task in running]
 
 
 async def _load_part(
-    link: StageLink, assignment: Assignment, telemetry: ReplicaTelemetry
+    client: StageClient, assignment: Assignment, telemetry: ReplicaTelemetry
 ) -> LoadReport:
     progress = telemetry.loading[assignment.stage][assignment.rank]
     # Asked, not remembered: only the worker knows what it holds.
-    report = await link.held_report(assignment)
+    report = await client.held_report(assignment)
     is_kept = report is not None
     if report is None:
-        link.member.held = None
-        report = await link.load(assignment, progress.update)
+        client.worker.held = None
+        report = await client.load(assignment, progress.update)
     if report.weights_fingerprint != assignment.weights_fingerprint:
         mismatch = FingerprintMismatchError(
             expected=assignment.weights_fingerprint, actual=report.weights_fingerprint
         )
-        raise WorkerRefusedError(worker=link.member.name, reason=str(mismatch))
-    link.member.held = assignment
+        raise WorkerRefusedError(worker=client.worker.name, reason=str(mismatch))
+    client.worker.held = assignment
     _log.info(
         "part_kept" if is_kept else "part_loaded",
-        worker=link.member.name,
+        worker=client.worker.name,
         replica=assignment.replica,
         stage=assignment.stage,
         rank=assignment.rank,
@@ -130,11 +130,13 @@ def make_limits(
     )
 
 
-def by_stage(links: Sequence[StageLink], assignments: Sequence[Assignment]) -> tuple[Ranks, ...]:
+def group_by_stage(
+    clients: Sequence[StageClient], assignments: Sequence[Assignment]
+) -> tuple[Ranks, ...]:
     """The links grouped by the stage that their workers run."""
-    stages: dict[int, list[StageLink]] = {}
-    for link, assignment in zip(links, assignments, strict=True):
-        stages.setdefault(assignment.stage, []).append(link)
+    stages: dict[int, list[StageClient]] = {}
+    for client, assignment in zip(clients, assignments, strict=True):
+        stages.setdefault(assignment.stage, []).append(client)
     return tuple(tuple(ranks) for ranks in stages.values())
 
 
@@ -145,9 +147,9 @@ async def open_epoch(stages: Sequence[Ranks], plan: EpochPlan) -> None:
     """
     for stage in reversed(range(len(stages))):
         following = stages[stage + 1] if stage + 1 < len(stages) else ()
-        addresses = tuple(link.member.identity.address for link in following)
+        addresses = tuple(client.worker.identity.address for client in following)
         num_senders = len(stages[stage - 1]) if stage else 1
         async with asyncio.TaskGroup() as tasks:
-            for rank, link in enumerate(stages[stage]):
-                place = EpochPlace(stage, rank, addresses, num_senders)
-                tasks.create_task(link.open_epoch(plan, place))
+            for rank, client in enumerate(stages[stage]):
+                assign_workers = RankPosition(stage, rank, addresses, num_senders)
+                tasks.create_task(client.open_epoch(plan, assign_workers))

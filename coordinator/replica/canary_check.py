@@ -13,7 +13,7 @@ from coordinator.replica.canary import (
     read_reference,
     write_reference,
 )
-from coordinator.stage_client.stage_client import ProgressFn, StageLink
+from coordinator.stage_client.stage_client import ProgressFn, StageClient
 from runtime.checkpoints.model_store import cache_folder
 from runtime.host.logs import get_logger
 from runtime.protocol.step import SampledToken, SlotSampling, Step
@@ -32,7 +32,7 @@ _log = get_logger()
 
 
 async def find_reference(
-    link: StageLink,
+    client: StageClient,
     assignment: Assignment,
     vocab_size: int,
     max_model_len: int,
@@ -42,12 +42,12 @@ async def find_reference(
     prompt = canary_prompt(vocab_size, max_model_len)
     folder = cache_folder() / "canary"
     fingerprint = f"{assignment.weights_fingerprint}-{assignment.max_model_len}"
-    if link.member.identity.device_kind == "paced":  # it does not compute this model
+    if client.worker.identity.device_kind == "paced":  # it does not compute this model
         fingerprint += "-paced"
     reference = await asyncio.to_thread(read_reference, folder, fingerprint, prompt)
     if reference is None:
         num_logprobs = min(NUM_LOGPROBS, vocab_size)
-        reference = await link.record_canary(assignment, prompt, num_logprobs, progress)
+        reference = await client.record_canary(assignment, prompt, num_logprobs, progress)
         try:
             await asyncio.to_thread(write_reference, folder, fingerprint, reference)
         except OSError as error:  # a cache that cannot be written costs time, nothing else

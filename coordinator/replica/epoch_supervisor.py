@@ -15,9 +15,9 @@ from coordinator.membership.assignment import Assignment
 from coordinator.membership.membership import Membership
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
-from coordinator.planning.worker_assignment import place
-from coordinator.replica.fault_attribution import judge
-from coordinator.stage_client.stage_client import StageLink
+from coordinator.planning.worker_assignment import assign_workers
+from coordinator.replica.fault_attribution import attribute
+from coordinator.stage_client.stage_client import StageClient
 from runtime.errors import EpochEndedError, StagemeshError, find_error
 from runtime.host.logs import get_logger
 
@@ -41,7 +41,7 @@ class EpochSupervisor:
         self,
         assignments: tuple[Assignment, ...],
         wanted: tuple[Assignment, ...],
-        members: Sequence[WorkerRecord],
+        workers: Sequence[WorkerRecord],
         engine: Engine,
         membership: Membership,
         options: CoordinatorOptions,
@@ -50,7 +50,7 @@ class EpochSupervisor:
         self.spares: tuple[WorkerRecord, ...] = ()
         self._assignments = assignments
         self._wanted = wanted
-        self._members = members
+        self._members = workers
         self._engine = engine
         self._membership = membership
         self._options = options
@@ -62,16 +62,16 @@ class EpochSupervisor:
             raise EpochEndedError(cause=REGROWN, detail="there are workers for all stages again")
         if self._engine.is_serving:
             await self._hand_over()
-        names = ", ".join(member.name for member in self._draining)
+        names = ", ".join(worker.name for worker in self._draining)
         raise EpochEndedError(cause=DRAINED, detail=f"worker {names} leaves")
 
     @property
     def _draining(self) -> list[WorkerRecord]:
-        return [member for member in self._members if member.is_draining]
+        return [worker for worker in self._members if worker.is_draining]
 
     @property
     def _staying(self) -> list[WorkerRecord]:
-        return [member for member in self._members if not member.is_draining]
+        return [worker for worker in self._members if not worker.is_draining]
 
     def _has_news(self) -> bool:
         if self._draining:
@@ -79,14 +79,17 @@ class EpochSupervisor:
         if len(self._wanted) == len(self._assignments):
             return False
         # Who spoils one try after the other is no reason to end what serves.
-        free = [member for member in self._membership.free if member.blame < _MAX_BLAME]
+        free = [worker for worker in self._membership.free if worker.blame < _MAX_BLAME]
         there = [*self._staying, *free]
-        return place(self._wanted, there, self._membership.standing.broken_links) is not None
+        return (
+            assign_workers(self._wanted, there, self._membership.fault_scores.broken_links)
+            is not None
+        )
 
     async def _hand_over(self) -> None:
         """Returns when nobody needs those that leave, or they will not wait any longer."""
         self._engine.drain()
-        deadline = min(member.drain_deadline for member in self._draining)
+        deadline = min(worker.drain_deadline for worker in self._draining)
         left = deadline - asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
             waits = (
@@ -100,11 +103,11 @@ class EpochSupervisor:
     async def _load_spares(self) -> None:
         """Has spare workers load what those that leave hold; one that fails is put out."""
         while True:
-            self.spares = await self._membership.take(self._engine.replica, self._find_spares)
+            self.spares = await self._membership.allocate(self._engine.replica, self._find_spares)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    for part, member in self._successors(self.spares):
-                        tasks.create_task(self._load(part, member))
+                    for part, worker in self._successors(self.spares):
+                        tasks.create_task(self._load(part, worker))
             except* StagemeshError as group:
                 cause = find_error(group)
                 assert cause is not None
@@ -116,24 +119,27 @@ class EpochSupervisor:
         """Those that failed; the others stand by again."""
         _log.warning("spare_failed", cause=str(cause))
         now = asyncio.get_running_loop().time()
-        for member in judge(cause, self.spares, self._membership, now, was_serving=False):
-            self._membership.leave(member, str(cause))
-        self._membership.give_back(self.spares)
+        for worker in attribute(cause, self.spares, self._membership, now, was_serving=False):
+            self._membership.leave(worker, str(cause))
+        self._membership.release(self.spares)
         self.spares = ()
 
     def _find_spares(self, free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
-        successors = self._successors([member for member in free if not member.is_guilty])
-        return tuple(member for _, member in successors) or None
+        successors = self._successors([worker for worker in free if not worker.exceeds_fault_limit])
+        return tuple(worker for _, worker in successors) or None
 
     def _successors(self, spares: Sequence[WorkerRecord]) -> list[tuple[Assignment, WorkerRecord]]:
         """Who of these takes over which part; none if they do not suffice."""
         there = [*self._staying, *spares]
-        placed = place(self._assignments, there, self._membership.standing.broken_links) or ()
+        placed = (
+            assign_workers(self._assignments, there, self._membership.fault_scores.broken_links)
+            or ()
+        )
         parts = zip(self._assignments, placed, strict=False)
-        return [(part, member) for part, member in parts if member not in self._members]
+        return [(part, worker) for part, worker in parts if worker not in self._members]
 
-    async def _load(self, part: Assignment, member: WorkerRecord) -> None:
-        async with StageLink.connect(member, self._options) as link:
-            member.held = None
-            await link.load(part, lambda done_bytes, total_bytes: None)
-            member.held = part
+    async def _load(self, part: Assignment, worker: WorkerRecord) -> None:
+        async with StageClient.connect(worker, self._options) as client:
+            worker.held = None
+            await client.load(part, lambda done_bytes, total_bytes: None)
+            worker.held = part

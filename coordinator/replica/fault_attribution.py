@@ -8,7 +8,7 @@ from typing import Final
 
 from coordinator.membership.membership import Membership
 from coordinator.membership.worker_record import WorkerRecord
-from coordinator.stage_client.root_cause import is_echo
+from coordinator.stage_client.root_cause import is_secondary
 from runtime.errors import (
     LinkBrokenError,
     StageFailedError,
@@ -24,9 +24,9 @@ _log = get_logger()
 _NAMES_WORKER: Final = (WorkerDiedError, WorkerFailedError, WorkerRefusedError)
 
 
-def judge(
+def attribute(
     cause: StagemeshError,
-    members: Sequence[WorkerRecord],
+    workers: Sequence[WorkerRecord],
     membership: Membership,
     now: float,
     *,
@@ -37,22 +37,22 @@ def judge(
     While requests run, a stage's failure may be a request's fault, so it is only noted. A link that
     broke then is tried again: most come back by themselves.
     """
-    if was_serving and isinstance(cause, StageFailedError) and not is_echo(cause):
-        failed = [member for member in members if member.name in cause.workers]
-        membership.standing.note_failure(failed, now)
-        for member in failed:
-            if member.gives_way:
-                _log.warning("worker_gives_way", worker=member.name, cause=str(cause))
+    if was_serving and isinstance(cause, StageFailedError) and not is_secondary(cause):
+        failed = [worker for worker in workers if worker.name in cause.workers]
+        membership.fault_scores.record_failure(failed, now)
+        for worker in failed:
+            if worker.is_deprioritized:
+                _log.warning("worker_gives_way", worker=worker.name, cause=str(cause))
     if isinstance(cause, LinkBrokenError):
         if was_serving:
             return []
-        by_name = {member.name: member.identity.worker_id for member in members}
-        membership.standing.blame_link((by_name[cause.worker], by_name[cause.peer]), now)
-    return membership.standing.blame(_suspects(cause, members, was_serving=was_serving), now)
+        by_name = {worker.name: worker.identity.worker_id for worker in workers}
+        membership.fault_scores.record_link_fault((by_name[cause.worker], by_name[cause.peer]), now)
+    return membership.fault_scores.blame(_suspects(cause, workers, was_serving=was_serving), now)
 
 
 def _suspects(
-    cause: StagemeshError, members: Sequence[WorkerRecord], *, was_serving: bool
+    cause: StagemeshError, workers: Sequence[WorkerRecord], *, was_serving: bool
 ) -> Sequence[WorkerRecord]:
     """One of these is to blame, or nobody.
 
@@ -62,10 +62,12 @@ def _suspects(
     the suspects.
     """
     if isinstance(cause, _NAMES_WORKER):
-        return [member for member in members if member.name == cause.worker]
+        return [worker for worker in workers if worker.name == cause.worker]
     if isinstance(cause, LinkBrokenError):
-        return [member for member in members if member.name in (cause.worker, cause.peer)]
+        return [worker for worker in workers if worker.name in (cause.worker, cause.peer)]
     if was_serving:
         return []
-    failed = cause.workers if isinstance(cause, StageFailedError) and not is_echo(cause) else ()
-    return [each for each in members if not each.has_served or each.name in failed] or members
+    failed = (
+        cause.workers if isinstance(cause, StageFailedError) and not is_secondary(cause) else ()
+    )
+    return [each for each in workers if not each.has_served or each.name in failed] or workers

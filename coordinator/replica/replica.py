@@ -16,8 +16,8 @@ from coordinator.membership.worker_record import WorkerRecord
 from coordinator.planning.worker_assignment import links_of
 from coordinator.replica.bring_up import (
     Ranks,
-    by_stage,
     check_devices,
+    group_by_stage,
     load_parts,
     make_limits,
     open_epoch,
@@ -25,14 +25,14 @@ from coordinator.replica.bring_up import (
 from coordinator.replica.canary import CanaryReference
 from coordinator.replica.canary_check import check_route, find_reference
 from coordinator.replica.epoch_supervisor import EpochSupervisor, is_planned
-from coordinator.replica.fault_attribution import judge
+from coordinator.replica.fault_attribution import attribute
 from coordinator.replica.phases import NEXT_PHASES, Phase
 from coordinator.replica.plan_selection import ReplicaPlan
 from coordinator.replica.retry_policy import FormationRetryPolicy
 from coordinator.replica.shared_context import SharedReplicaContext
 from coordinator.stage_client.epoch_streams import open_streams
-from coordinator.stage_client.root_cause import end_of
-from coordinator.stage_client.stage_client import EpochId, EpochPlan, StageLink
+from coordinator.stage_client.root_cause import run_to_failure
+from coordinator.stage_client.stage_client import EpochId, EpochPlan, StageClient
 from coordinator.telemetry.telemetry import ReplicaTelemetry
 from runtime.errors import StagemeshError
 from runtime.host.logs import get_logger
@@ -47,7 +47,7 @@ class Replica:
 
     def __init__(
         self,
-        commons: SharedReplicaContext,
+        shared: SharedReplicaContext,
         assignments: tuple[Assignment, ...],
         engine: Engine,
         telemetry: ReplicaTelemetry,
@@ -62,15 +62,17 @@ class Replica:
         self.phase = Phase.WAITING
         self.failure = ""
         self.last_cause = ""
-        self.epoch = EpochId(commons.coordinator_id, 0)
-        self.members: tuple[WorkerRecord, ...] = ()
-        self._commons = commons
-        self._plan = ReplicaPlan(commons, self.number, assignments, telemetry)
-        self._succession: EpochSupervisor | None = None
+        self.epoch = EpochId(shared.coordinator_id, 0)
+        self.workers: tuple[WorkerRecord, ...] = ()
+        self._shared = shared
+        self._plan = ReplicaPlan(shared, self.number, assignments, telemetry)
+        self._supervisor: EpochSupervisor | None = None
         self._canary_progress = ""
-        options = commons.options
-        self._patience = FormationRetryPolicy(options.backoff_seconds, options.max_backoff_seconds)
-        self._membership = commons.membership
+        options = shared.options
+        self._retry_policy = FormationRetryPolicy(
+            options.backoff_seconds, options.max_backoff_seconds
+        )
+        self._membership = shared.membership
         self._log = _log.bind(replica=self.number)
 
     @property
@@ -89,7 +91,7 @@ class Replica:
         if self.is_serving:
             if self._plan.is_whole:
                 return text
-            text += f" with {self._plan.options.pp} of {self._commons.options.pp} stages"
+            text += f" with {self._plan.options.pp} of {self._shared.options.pp} stages"
         if self.phase is Phase.WAITING:
             text += f": {self._plan.missing}"
         if self.phase is Phase.LOADING:
@@ -99,82 +101,84 @@ class Replica:
     async def run(self) -> None:
         """Forms the replica, again after each end; returns only once it is beyond repair."""
         while True:
-            self.members = await self._plan.take_members()
+            self.workers = await self._plan.take_workers()
             self._enter(Phase.LOADING)
-            cause = await end_of(self._run_epoch(self.members))
+            cause = await run_to_failure(self._run_epoch(self.workers))
             self.last_cause = str(cause)
             if self.is_serving:
                 self.telemetry.stop_serving(self.engine.clock(), self.epoch.counter, cause)
             is_on_purpose = is_planned(cause)
-            guilty: list[WorkerRecord] = []
+            over_limit: list[WorkerRecord] = []
             if not is_on_purpose:
-                self._patience.count(cause, has_just_served=self.is_serving)
+                self._retry_policy.count(cause, has_just_served=self.is_serving)
                 now = asyncio.get_running_loop().time()
-                guilty = judge(
-                    cause, self.members, self._membership, now, was_serving=self.is_serving
+                over_limit = attribute(
+                    cause, self.workers, self._membership, now, was_serving=self.is_serving
                 )
-            if await self._plan.is_hopeless(self._patience, cause, self.members):
+            if await self._plan.should_give_up(self._retry_policy, cause, self.workers):
                 self.failure = str(cause)
                 self._enter(Phase.FAILED)
                 self._log.error("replica_failed", cause=self.failure)
                 return
-            self._end_epoch(cause, guilty, is_on_purpose=is_on_purpose)
+            self._end_epoch(cause, over_limit, is_on_purpose=is_on_purpose)
             if not is_on_purpose:
-                await asyncio.sleep(self._patience.pause_seconds)
+                await asyncio.sleep(self._retry_policy.pause_seconds)
             self._enter(Phase.WAITING)
 
     def _end_epoch(
-        self, cause: StagemeshError, guilty: Sequence[WorkerRecord], *, is_on_purpose: bool
+        self, cause: StagemeshError, over_limit: Sequence[WorkerRecord], *, is_on_purpose: bool
     ) -> None:
         """Requests wait again, workers stand by again, but for those that spoiled it."""
-        if guilty:
-            self.last_cause += f"; put out: {', '.join(member.name for member in guilty)}"
+        if over_limit:
+            self.last_cause += f"; evicted: {', '.join(worker.name for worker in over_limit)}"
         self._enter(Phase.ENDED)
         log = self._log.info if is_on_purpose else self._log.warning
         log("epoch_ended", epoch=self.epoch.counter, cause=self.last_cause)
         if self.engine.end_epoch(cause, is_planned=is_on_purpose):
-            self._membership.standing.excuse(self._membership.members)
-        for member in guilty:
+            self._membership.fault_scores.reset_failures(self._membership.workers)
+        for worker in over_limit:
             # Whoever is alive joins anew, behind those that have not been tried.
-            self._membership.leave(member, self.last_cause)
-        spares = self._succession.spares if self._succession else ()
-        self._membership.give_back((*self.members, *spares))
-        self.members, self._succession = (), None
+            self._membership.leave(worker, self.last_cause)
+        spares = self._supervisor.spares if self._supervisor else ()
+        self._membership.release((*self.workers, *spares))
+        self.workers, self._supervisor = (), None
 
-    async def _run_epoch(self, members: tuple[WorkerRecord, ...]) -> None:
+    async def _run_epoch(self, workers: tuple[WorkerRecord, ...]) -> None:
         """Never returns: one try from loading to serving, over when anything in it fails."""
         options = self._plan.options
-        check_devices(options.backend, self.assignments, members)
+        check_devices(options.backend, self.assignments, workers)
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
-            for member in members:
-                tasks.create_task(member.watch())
-            tasks.create_task(self._watch_succession())
-            links = [
-                await stack.enter_async_context(StageLink.connect(member, options))
-                for member in members
+            for worker in workers:
+                tasks.create_task(worker.watch())
+            tasks.create_task(self._supervise())
+            clients = [
+                await stack.enter_async_context(StageClient.connect(worker, options))
+                for worker in workers
             ]
-            limits, reference = await self._load(links)
-            await self._serve(by_stage(links, self.assignments), limits, reference)
+            limits, reference = await self._load(clients)
+            await self._serve(group_by_stage(clients, self.assignments), limits, reference)
 
-    async def _watch_succession(self) -> Never:
-        plan, members = self._plan, self.members
-        self._succession = EpochSupervisor(
-            plan.assignments, plan.asked_for, members, self.engine, self._membership, plan.options
+    async def _supervise(self) -> Never:
+        plan, workers = self._plan, self.workers
+        self._supervisor = EpochSupervisor(
+            plan.assignments, plan.asked_for, workers, self.engine, self._membership, plan.options
         )
-        await self._succession.run()
+        await self._supervisor.run()
 
-    async def _load(self, links: Sequence[StageLink]) -> tuple[SchedulerLimits, CanaryReference]:
+    async def _load(
+        self, clients: Sequence[StageClient]
+    ) -> tuple[SchedulerLimits, CanaryReference]:
         """Weights onto the workers, and what the whole model says to the canary prompt."""
         self._canary_progress = ""
-        reports = await load_parts(links, self.assignments, self.telemetry)
+        reports = await load_parts(clients, self.assignments, self.telemetry)
         self._plan.weights_bytes = sum(report.weights_bytes for report in reports)
-        kinds = [member.identity.device_kind for member in self.members]
+        kinds = [worker.identity.device_kind for worker in self.workers]
         limits = make_limits(self._plan.options, self.assignments, reports, kinds)
-        async with self._commons.recording:
+        async with self._shared.recording:
             reference = await find_reference(
-                links[0],
+                clients[0],
                 self.assignments[0],
-                self._commons.model.config.vocab_size,
+                self._shared.model.config.vocab_size,
                 limits.max_model_len,
                 self._note_canary,
             )
@@ -189,7 +193,7 @@ class Replica:
         """Never returns: a new epoch on loaded workers, the canary first, then the requests."""
         options, engine = self._plan.options, self.engine
         self._enter(Phase.OPENING)
-        self.epoch = self._commons.new_epoch()
+        self.epoch = self._shared.new_epoch()
         self.telemetry.start_epoch()
         plan = EpochPlan(
             epoch=self.epoch,
@@ -203,7 +207,7 @@ class Replica:
             overlap=options.overlap,
         )
         await open_epoch(stages, plan)
-        vocab_size = self._commons.model.config.vocab_size
+        vocab_size = self._shared.model.config.vocab_size
         async with open_streams(
             plan, stages, options.call_seconds, engine.wake, self.telemetry.record, vocab_size
         ) as streams:
@@ -211,8 +215,10 @@ class Replica:
             make_loop = partial(engine.make_loop, streams)
             await check_route(make_loop, limits, reference, self.assignments[0].dtype)
             self._enter(Phase.SERVING)
-            self._commons.has_served = True
-            self._membership.standing.acquit(self.members, links_of(self.assignments, self.members))
+            self._shared.has_served = True
+            self._membership.fault_scores.clear(
+                self.workers, links_of(self.assignments, self.workers)
+            )
             self._show_start(limits)
             credits = self.telemetry.metrics.free_credits.labels(str(self.number))
             credits.set_function(lambda: streams.num_credits)
@@ -224,7 +230,7 @@ class Replica:
         if self.is_serving:
             self.telemetry.start_serving(self.engine.clock())
         self._log.info("replica_phase", phase=phase.name.lower())
-        self._commons.changed.set()
+        self._shared.changed.set()
 
     def _show_start(self, limits: SchedulerLimits) -> None:
         layers = [part.num_layers for part in self.assignments if part.rank == 0]
@@ -235,10 +241,10 @@ class Replica:
             "replica_serving",
             build=BUILD,
             epoch=self.epoch.counter,
-            model=self._commons.model.name,
+            model=self._shared.model.name,
             layers=layers,
             tp=[part.tp_size for part in self.assignments if part.rank == 0],
-            workers=[member.name for member in self.members],
+            workers=[worker.name for worker in self.workers],
             max_model_len=limits.max_model_len,
             num_kv_tokens=num_kv_tokens,
             # How many sequences of the longest kind run at the same time.

@@ -44,13 +44,15 @@ class FormationRetryPolicy:
         self._num_failures = 0 if has_just_served else self._num_failures + 1
         self._num_equal_failures = self._num_equal_failures + 1 if is_same else 1
 
-    def is_over(self, cause: StagemeshError, *, has_served: bool, has_others: bool = False) -> bool:
+    def should_give_up(
+        self, cause: StagemeshError, *, has_served: bool, has_alternatives: bool = False
+    ) -> bool:
         """Whether to give up after `cause`, which was counted.
 
-        Never once the mesh has served, nor while `has_others`: workers for another try that have
-        spoiled none.
+        Never once the mesh has served, nor while `has_alternatives`: workers below the fault limit
+        that could form the replica instead.
         """
-        if has_served or has_others:
+        if has_served or has_alternatives:
             return False
         is_repeated = min(self._num_failures, self._num_equal_failures) >= _MAX_EQUAL_FAILURES
         if is_repeated and not isinstance(cause, WorkerDiedError):

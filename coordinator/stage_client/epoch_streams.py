@@ -17,8 +17,8 @@ import grpc.aio
 
 from coordinator.stage_client.failure_source import RankFailureSource
 from coordinator.stage_client.result_validation import check_part, check_tokens
-from coordinator.stage_client.root_cause import raise_end
-from coordinator.stage_client.stage_client import EpochPlan, ForwardCall, ResultsCall, StageLink
+from coordinator.stage_client.root_cause import raise_after_grace
+from coordinator.stage_client.stage_client import EpochPlan, ForwardCall, ResultsCall, StageClient
 from protos import stage_pb2
 from runtime.errors import (
     EpochEndedError,
@@ -59,9 +59,7 @@ class EpochStreams:
         self._credits = [plan.window] * len(forward)
         self._results: list[StepResult] = []
         self._records: list[StageRecord] = []
-        self._reporters = [
-            RankFailureSource(stage, 0, addresses) for stage in range(len(addresses))
-        ]
+        self._sources = [RankFailureSource(stage, 0, addresses) for stage in range(len(addresses))]
         # Steps sent so far, and those that each stage has answered.
         self._num_sent = 0
         self._num_answered = [0] * len(addresses)
@@ -96,12 +94,12 @@ class EpochStreams:
             detail = f"stage 0 did not take step {step.number} within {self._send_seconds:g} s"
             raise EpochEndedError(cause="send_timeout", detail=detail) from None
         except grpc.aio.AioRpcError as error:
-            end = self._reporters[0].ended(error)
+            end = self._sources[0].from_status(error)
         except asyncio.InvalidStateError:
-            end = self._reporters[0].closed("stream")
+            end = self._sources[0].from_closed("stream")
         else:
             return
-        await raise_end(end)
+        await raise_after_grace(end)
 
     def stalled(self, cause: str, detail: str) -> StagemeshError:
         """The error of steps that do not come back, or are not taken.
@@ -113,9 +111,9 @@ class EpochStreams:
         owing = [stage for stage, (had, done) in enumerate(pairwise(given)) if done < had]
         if owing:
             waits_for = f"it has not answered step {self._num_answered[owing[-1]]}"
-            return self._reporters[owing[-1]].failed(cause, f"{detail}; {waits_for}")
+            return self._sources[owing[-1]].from_stage(cause, f"{detail}; {waits_for}")
         if not self.can_send:
-            return self._reporters[0].failed(cause, detail)
+            return self._sources[0].from_stage(cause, detail)
         return EpochEndedError(cause=cause, detail=detail)
 
     def take_results(self) -> list[StepResult]:
@@ -131,8 +129,8 @@ class EpochStreams:
     async def read_credits(self, rank: int) -> None:
         """Never returns: counts the credits of one rank of stage 0 until its stream ends."""
         call = self._forward[rank]
-        reporter = self._reporters[0]
-        end = reporter.closed("stream")
+        source = self._sources[0]
+        end = source.from_closed("stream")
         expected = 0
         try:
             async for credit in call:
@@ -144,22 +142,22 @@ class EpochStreams:
                 self._credits[rank] += 1
                 self._wake.set()
         except grpc.aio.AioRpcError as error:
-            end = reporter.ended(error)
+            end = source.from_status(error)
         except StagemeshError as error:
-            end = reporter.broke_a_rule(error)
-        await raise_end(end)
+            end = source.from_violation(error)
+        await raise_after_grace(end)
 
     async def read_results(
         self, stage: int, call: ResultsCall, record: RecordFn, vocab_size: int | None
     ) -> None:
         """Never returns: reads a rank 0's results; the last stage's carry `vocab_size`."""
-        reporter = self._reporters[stage]
-        end = reporter.closed("results")
+        source = self._sources[stage]
+        end = source.from_closed("results")
         parts: list[stage_pb2.StepResult] = []
         try:
             async for message in call:
                 if message.HasField("failure"):
-                    end = reporter.told(message.failure)
+                    end = source.from_result(message.failure)
                     break
                 if message.continues:
                     check_part(message, parts, self._max_step_tokens)
@@ -168,10 +166,10 @@ class EpochStreams:
                 self._take(stage, result_from_proto(message, parts), record, vocab_size)
                 parts = []
         except grpc.aio.AioRpcError as error:
-            end = reporter.ended(error)
+            end = source.from_status(error)
         except StagemeshError as error:
-            end = reporter.broke_a_rule(error)
-        await raise_end(end)
+            end = source.from_violation(error)
+        await raise_after_grace(end)
 
     def _take(
         self, stage: int, result: StepResult, record: RecordFn, vocab_size: int | None
@@ -183,31 +181,31 @@ class EpochStreams:
         if vocab_size is not None:
             check_tokens((*result.sampled, *result.scored), vocab_size)
         self._num_answered[stage] += 1
-        told = StageRecord(result.step, stage, result.timing)
-        record(told)
-        self._records.append(told)
+        from_result = StageRecord(result.step, stage, result.timing)
+        record(from_result)
+        self._records.append(from_result)
         if vocab_size is not None:
             self._results.append(result)
             self._wake.set()
 
 
-async def read_failure(reporter: RankFailureSource, call: ResultsCall) -> None:
+async def read_failure(source: RankFailureSource, call: ResultsCall) -> None:
     """Never returns: waits for what another rank than 0 failed of."""
-    end = reporter.closed("results")
+    end = source.from_closed("results")
     try:
         async for message in call:
             if message.HasField("failure"):
-                end = reporter.told(message.failure)
+                end = source.from_result(message.failure)
                 break
     except grpc.aio.AioRpcError as error:
-        end = reporter.ended(error)
-    await raise_end(end)
+        end = source.from_status(error)
+    await raise_after_grace(end)
 
 
 @asynccontextmanager
 async def open_streams(
     plan: EpochPlan,
-    stages: Sequence[Sequence[StageLink]],
+    stages: Sequence[Sequence[StageClient]],
     send_seconds: float,
     wake: asyncio.Event,
     record: RecordFn,
@@ -218,9 +216,9 @@ async def open_streams(
     The first error of a reader cancels the body and comes out in an exception group; all calls
     are cancelled at the end, which tells the stages that the epoch is over.
     """
-    addresses = tuple(tuple(link.member.name for link in ranks) for ranks in stages)
-    forward = [link.forward() for link in stages[0]]
-    results = [[link.results(plan.epoch) for link in ranks] for ranks in stages]
+    addresses = tuple(tuple(client.worker.name for client in ranks) for ranks in stages)
+    forward = [client.forward() for client in stages[0]]
+    results = [[client.results(plan.epoch) for client in ranks] for ranks in stages]
     streams = EpochStreams(plan, forward, send_seconds, wake, addresses)
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -33,30 +33,30 @@ class RankFailureSource:
         """What it is called in what people read."""
         return f"stage {self.stage}, rank {self.rank}" if self.rank else f"stage {self.stage}"
 
-    def told(self, failure: stage_pb2.StageFailure) -> StagemeshError:
+    def from_result(self, failure: stage_pb2.StageFailure) -> StagemeshError:
         """It sent this as the last of its results."""
         detail = f"{self.name} at step {failure.step}: {failure.message}"
-        return self._blame(failure.code, detail, failure.message)
+        return self._attribute(failure.code, detail, failure.message)
 
-    def ended(self, error: grpc.aio.AioRpcError) -> StagemeshError:
+    def from_status(self, error: grpc.aio.AioRpcError) -> StagemeshError:
         """Its stream ended with a status."""
         end = epoch_end_from_rpc(error, self.name)
-        return self._blame(end.cause, end.detail, end.detail.removeprefix(f"{self.name}: "))
+        return self._attribute(end.cause, end.detail, end.detail.removeprefix(f"{self.name}: "))
 
-    def closed(self, what: str) -> StagemeshError:
+    def from_closed(self, what: str) -> StagemeshError:
         """It closed what it had no reason to close."""
         return EpochEndedError(cause="stream_closed", detail=f"{self.name} closed its {what}")
 
-    def broke_a_rule(self, error: StagemeshError) -> StagemeshError:
+    def from_violation(self, error: StagemeshError) -> StagemeshError:
         """What it sent was refused."""
-        return self.failed(error.code, str(error))
+        return self.from_stage(error.code, str(error))
 
-    def failed(self, cause: str, detail: str) -> StagemeshError:
+    def from_stage(self, cause: str, detail: str) -> StagemeshError:
         """It, or another rank of its stage: they agree before they fail."""
         workers = self.addresses[self.stage]
         return StageFailedError(cause=cause, detail=f"{self.name}: {detail}", workers=workers)
 
-    def _blame(self, cause: str, detail: str, message: str) -> StagemeshError:
+    def _attribute(self, cause: str, detail: str, message: str) -> StagemeshError:
         hops = [self.addresses[self.stage][self.rank], *_hops(message)]
         stages = {each: stage for stage, ranks in enumerate(self.addresses) for each in ranks}
         hops = list(takewhile(stages.__contains__, hops))

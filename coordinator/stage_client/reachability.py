@@ -17,29 +17,29 @@ from runtime.rpc.channels import dial, error_from_rpc
 from runtime.rpc.tls import MeshTls, Role
 
 # As many as ask in the same moment when a large mesh starts are asked within a second.
-MAX_AT_ONCE: Final = 64
+MAX_CONCURRENT: Final = 64
 # With the wait for the answer, less than a worker waits for its welcome.
-TURN_SECONDS: Final = 4.0
+MAX_QUEUE_SECONDS: Final = 4.0
 
 
-class Preflight:
-    """Whoever joins is asked in turn; `MAX_AT_ONCE` channels at most are open for it."""
+class ReachabilityCheck:
+    """Whoever joins is asked in turn; `MAX_CONCURRENT` channels at most are open for it."""
 
     def __init__(self, tls: MeshTls | None) -> None:
         self._tls = tls
-        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def find_problem(self, identity: WorkerIdentity) -> str:
         """Why this very worker is not reached at its address; empty if it is.
 
         Raises TimeoutError when its turn does not come.
         """
-        async with asyncio.timeout(TURN_SECONDS):
-            await self._turns.acquire()
+        async with asyncio.timeout(MAX_QUEUE_SECONDS):
+            await self._slots.acquire()
         try:
             return await _find_problem(identity, self._tls)
         finally:
-            self._turns.release()
+            self._slots.release()
 
 
 async def _find_problem(identity: WorkerIdentity, tls: MeshTls | None) -> str:

@@ -11,9 +11,9 @@ from typing import Any, Final, Never
 from runtime.errors import EpochEndedError, LinkBrokenError, StagemeshError, find_errors
 from runtime.host.tasks import run_apart
 
-ECHO_SECONDS: Final = 0.25
+GRACE_SECONDS: Final = 0.25
 # Causes that say no more than: the other side is gone.
-_ECHOES: Final = frozenset(
+_SECONDARY_CAUSES: Final = frozenset(
     {
         "cancelled",
         "closed",
@@ -30,14 +30,14 @@ _ECHOES: Final = frozenset(
 )
 
 
-async def raise_end(error: StagemeshError) -> Never:
+async def raise_after_grace(error: StagemeshError) -> Never:
     """Raises `error`, an echo only after a moment."""
-    if is_echo(error):
-        await asyncio.sleep(ECHO_SECONDS)
+    if is_secondary(error):
+        await asyncio.sleep(GRACE_SECONDS)
     raise error
 
 
-async def end_of(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
+async def run_to_failure(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
     """Runs an epoch to its end, which is always an error, and returns the one to blame."""
     try:
         await run_apart(epoch)
@@ -45,13 +45,13 @@ async def end_of(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
         causes = list(find_errors(error))
         if not causes:
             raise
-        return next((cause for cause in causes if not is_echo(cause)), causes[0])
+        return next((cause for cause in causes if not is_secondary(cause)), causes[0])
     raise AssertionError("an epoch ends with an error only")
 
 
-def is_echo(error: StagemeshError) -> bool:
+def is_secondary(error: StagemeshError) -> bool:
     """Whether it says no more than that somebody else is gone."""
     # A worker that reaches another no more may say so before the other is known to be gone.
     if isinstance(error, LinkBrokenError):
         return True
-    return isinstance(error, EpochEndedError) and error.cause in _ECHOES
+    return isinstance(error, EpochEndedError) and error.cause in _SECONDARY_CAUSES

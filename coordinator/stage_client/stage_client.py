@@ -18,7 +18,7 @@ from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.replica.canary import CanaryReference
 from coordinator.stage_client.assignment_codec import BACKENDS, OVERLAPS, assignment_to_proto
-from coordinator.stage_client.root_cause import raise_end
+from coordinator.stage_client.root_cause import raise_after_grace
 from coordinator.stage_client.stage_errors import opening_error, stage_error
 from protos import stage_pb2, stage_pb2_grpc
 from runtime.errors import WorkerDiedError
@@ -64,7 +64,7 @@ class EpochPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPlace:
+class RankPosition:
     """Where one rank stands in an epoch; `next_addresses` are the next stage's ranks in order."""
 
     stage: int
@@ -73,17 +73,17 @@ class EpochPlace:
     num_senders: int
 
 
-class StageLink:
+class StageClient:
     """The way to one worker, over a channel of its own."""
 
     def __init__(
         self,
-        member: WorkerRecord,
+        worker: WorkerRecord,
         channel: grpc.aio.Channel,
         call_seconds: float,
         progress_seconds: float,
     ) -> None:
-        self.member = member
+        self.worker = worker
         self._stub = stage_pb2_grpc.StageStub(channel)
         self._call_seconds = call_seconds
         self._progress_seconds = progress_seconds
@@ -91,12 +91,12 @@ class StageLink:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, member: WorkerRecord, options: CoordinatorOptions
-    ) -> AsyncIterator["StageLink"]:
+        cls, worker: WorkerRecord, options: CoordinatorOptions
+    ) -> AsyncIterator["StageClient"]:
         """A link whose channel, and with it every call left open, is closed at the end."""
         tls = None if options.mesh_tls is None else options.mesh_tls.towards(Role.WORKER)
-        async with dial(member.identity.address, tls) as channel:
-            yield cls(member, channel, options.call_seconds, options.load_progress_seconds)
+        async with dial(worker.identity.address, tls) as channel:
+            yield cls(worker, channel, options.call_seconds, options.load_progress_seconds)
 
     async def load(self, assignment: Assignment, progress: ProgressFn) -> LoadReport:
         """Makes the worker load its part; `progress` gets bytes done and in all."""
@@ -110,7 +110,7 @@ class StageLink:
 
         await self._follow(self._stub.Load(request), take)
         if not reports:
-            raise WorkerDiedError(worker=self.member.name, detail="loading ended without a report")
+            raise WorkerDiedError(worker=self.worker.name, detail="loading ended without a report")
         report = reports[-1]
         return LoadReport(
             num_kv_blocks=report.num_kv_blocks,
@@ -129,7 +129,7 @@ class StageLink:
         try:
             status = await self._stub.Status(stage_pb2.StatusRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise stage_error(error, self.member.name) from None
+            raise stage_error(error, self.worker.name) from None
         is_loaded = status.state in (
             stage_pb2.WORKER_STATE_LOADED,
             stage_pb2.WORKER_STATE_SERVING,
@@ -169,10 +169,10 @@ class StageLink:
 
         await self._follow(self._stub.RecordCanary(request), take)
         if not references:
-            raise WorkerDiedError(worker=self.member.name, detail="the canary ended without values")
+            raise WorkerDiedError(worker=self.worker.name, detail="the canary ended without values")
         return references[-1]
 
-    async def open_epoch(self, plan: EpochPlan, place: EpochPlace) -> None:
+    async def open_epoch(self, plan: EpochPlan, place: RankPosition) -> None:
         """Starts an epoch on this rank: slots and KV cache empty, the next stage dialled."""
         request = stage_pb2.OpenEpochRequest(
             epoch=plan.epoch.to_proto(),
@@ -195,10 +195,10 @@ class StageLink:
         try:
             await self._stub.OpenEpoch(request, timeout=self._call_seconds)
         except grpc.aio.AioRpcError as error:
-            failure = opening_error(error, self.member.name, place.next_addresses)
+            failure = opening_error(error, self.worker.name, place.next_addresses)
         else:
             return
-        await raise_end(failure)
+        await raise_after_grace(failure)
 
     def results(self, epoch: EpochId) -> ResultsCall:
         """Opens the stream of results of `epoch`; the caller cancels it."""
@@ -223,8 +223,8 @@ class StageLink:
                 each(cast("ProgressT", message))
         except TimeoutError:
             detail = f"no progress within {self._progress_seconds:g} s"
-            raise WorkerDiedError(worker=self.member.name, detail=detail) from None
+            raise WorkerDiedError(worker=self.worker.name, detail=detail) from None
         except grpc.aio.AioRpcError as error:
-            raise stage_error(error, self.member.name) from None
+            raise stage_error(error, self.worker.name) from None
         finally:
             call.cancel()

@@ -9,15 +9,15 @@ from runtime.errors import InvalidRequestError
 MAX_GRACE_SECONDS: Final = 86_400.0
 
 
-def find_members(target: str, membership: Membership) -> list[WorkerRecord]:
+def find_workers(target: str, membership: Membership) -> list[WorkerRecord]:
     """The members that `target` names; raises `InvalidRequestError` if there are none."""
     if target.isdecimal():
-        found = [member for member in membership.members if str(member.replica) == target]
+        found = [worker for worker in membership.workers if str(worker.replica) == target]
     else:
         found = [
-            member
-            for member in membership.members
-            if target in (member.name, member.identity.worker_id)
+            worker
+            for worker in membership.workers
+            if target in (worker.name, worker.identity.worker_id)
         ]
     if not found:
         problem = f"{target[:100]!r} is no worker's address or id, and no replica that has workers"

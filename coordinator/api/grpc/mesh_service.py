@@ -12,7 +12,7 @@ from coordinator.membership.membership import MAX_FIELD_LENGTH, Membership
 from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.security.listen_policy import check_worker_address
 from coordinator.stage_client.assignment_codec import assignment_from_proto
-from coordinator.stage_client.reachability import Preflight
+from coordinator.stage_client.reachability import ReachabilityCheck
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.errors import RefusedWorkerError
 from runtime.host.logs import get_logger
@@ -51,7 +51,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         self._heartbeat_seconds = heartbeat_seconds
         self._timeout_seconds = timeout_seconds
         self._reach = reach
-        self._preflight = Preflight(reach.tls)
+        self._reachability = ReachabilityCheck(reach.tls)
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -71,22 +71,22 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             self._membership.check(identity)
             check_worker_address(identity.address, self._reach)
             await self._check_reached(identity, context)
-            member = self._membership.join(identity, assignment_from_proto(hello.held))
+            worker = self._membership.join(identity, assignment_from_proto(hello.held))
         except RefusedWorkerError as error:
-            worker = identity.address[:MAX_FIELD_LENGTH]
-            _log.warning("worker_refused", worker=worker, reason=str(error))
+            name = identity.address[:MAX_FIELD_LENGTH]
+            _log.warning("worker_refused", worker=name, reason=str(error))
             await context.write(
                 mesh_pb2.CoordinatorMessage(refusal=mesh_pb2.Refusal(reason=str(error)))
             )
             return
-        if reason := await self._hold(member, context):
+        if reason := await self._hold(worker, context):
             detail = f"out of the mesh: {reason}"[:_MAX_REASON]
             await context.abort(grpc.StatusCode.UNAVAILABLE, detail)
 
     async def _check_reached(self, identity: WorkerIdentity, context: _Context) -> None:
         """Ends the call of a worker that does not answer where it says; it may ask again."""
         try:
-            problem = await self._preflight.find_problem(identity)
+            problem = await self._reachability.find_problem(identity)
         except TimeoutError:
             detail = "too many workers join at once; ask again"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, detail)
@@ -106,35 +106,35 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             return None
         return message.hello if message.HasField("hello") else None
 
-    async def _hold(self, member: WorkerRecord, context: _Context) -> str:
-        """Keeps `member` in until its stream ends, it falls silent or the coordinator closes.
+    async def _hold(self, worker: WorkerRecord, context: _Context) -> str:
+        """Keeps `worker` in until its stream ends, it falls silent or the coordinator closes.
 
         Returns why somebody else took it out, if that was the end; one that was asked to leave is
         told that it may go.
         """
-        identity = member.identity
-        _log.info("worker_joined", worker=member.name, worker_id=identity.worker_id)
+        identity = worker.identity
+        _log.info("worker_joined", worker=worker.name, worker_id=identity.worker_id)
         if identity.build != BUILD:
-            _log.warning("builds_differ", worker=member.name, theirs=identity.build, ours=BUILD)
+            _log.warning("builds_differ", worker=worker.name, theirs=identity.build, ours=BUILD)
         reason = _STREAM_ENDED
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._listen(member, context))
+                tasks.create_task(self._listen(worker, context))
                 tasks.create_task(self._speak(context))
                 tasks.create_task(self._end_on_close())
-                tasks.create_task(_end_when_gone(member))
+                tasks.create_task(_end_on_departure(worker))
         except* _JoinEndedError as ended:
             reason = str(ended.exceptions[0])
         finally:
-            was_put_out = member.gone.is_set()
-            self._membership.leave(member, reason)
-            _log.info("worker_left", worker=member.name, reason=reason)
-        if member.is_released:
+            was_put_out = worker.departed.is_set()
+            self._membership.leave(worker, reason)
+            _log.info("worker_left", worker=worker.name, reason=reason)
+        if worker.is_released:
             await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
             return ""
         return reason if was_put_out else ""
 
-    async def _listen(self, member: WorkerRecord, context: _Context) -> None:
+    async def _listen(self, worker: WorkerRecord, context: _Context) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._timeout_seconds):
@@ -144,17 +144,17 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             if not isinstance(message, mesh_pb2.WorkerMessage):
                 raise _JoinEndedError(_STREAM_ENDED)
             if message.heartbeat.HasField("usage"):
-                member.usage = usage_from_proto(message.heartbeat.usage)
+                worker.usage = usage_from_proto(message.heartbeat.usage)
             if message.heartbeat.HasField("activity"):
                 epoch = message.heartbeat.activity.epoch
-                member.activity = activity_from_proto(message.heartbeat.activity)
-                member.active_epoch = epoch.coordinator_id, epoch.counter
+                worker.activity = activity_from_proto(message.heartbeat.activity)
+                worker.active_epoch = epoch.coordinator_id, epoch.counter
             if message.HasField("leaving"):
                 # In this order, what is not a number becomes no time at all.
                 seconds = min(MAX_GRACE_SECONDS, max(0.0, message.leaving.grace_seconds))
-                _log.info("worker_leaves", worker=member.name, grace_seconds=seconds)
+                _log.info("worker_leaves", worker=worker.name, grace_seconds=seconds)
                 now = asyncio.get_running_loop().time()
-                self._membership.drain(member, now + seconds)
+                self._membership.drain(worker, now + seconds)
 
     async def _speak(self, context: _Context) -> None:
         welcome = mesh_pb2.Welcome(
@@ -170,9 +170,9 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         raise _JoinEndedError("the coordinator stops")
 
 
-async def _end_when_gone(member: WorkerRecord) -> None:
-    await member.gone.wait()
-    raise _JoinEndedError(member.gone_reason)
+async def _end_on_departure(worker: WorkerRecord) -> None:
+    await worker.departed.wait()
+    raise _JoinEndedError(worker.departure_reason)
 
 
 def _identity(hello: mesh_pb2.Hello) -> WorkerIdentity:

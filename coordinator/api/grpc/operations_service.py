@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from coordinator.api.grpc.draining import MAX_GRACE_SECONDS, find_members
+from coordinator.api.grpc.draining import MAX_GRACE_SECONDS, find_workers
 from coordinator.coordinator import Coordinator
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.replica.phases import Phase
@@ -38,17 +38,17 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
             problem = "a client's API drains nothing; ask at the coordinator's --mesh address"
             raise InvalidRequestError(field="target", problem=problem)
         coordinator = self._coordinator
-        members = find_members(request.target, coordinator.membership)
+        workers = find_workers(request.target, coordinator.membership)
         grace_seconds = request.grace_seconds or coordinator.options.grace_seconds
         if not 0 < grace_seconds <= MAX_GRACE_SECONDS:
             problem = f"is {grace_seconds:g}; must be above 0 and at most {MAX_GRACE_SECONDS:g}"
             raise InvalidRequestError(field="grace_seconds", problem=problem)
         deadline = asyncio.get_running_loop().time() + grace_seconds
-        for member in members:
-            coordinator.membership.drain(member, deadline)
-        for member in members:
-            await member.gone.wait()
-        return mesh_pb2.DrainResponse(workers=[member.name for member in members])
+        for worker in workers:
+            coordinator.membership.drain(worker, deadline)
+        for worker in workers:
+            await worker.departed.wait()
+        return mesh_pb2.DrainResponse(workers=[worker.name for worker in workers])
 
 
 def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
@@ -65,8 +65,8 @@ def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
         num_waiting=dispatcher.num_waiting,
         replicas=[_replica_state(replica) for replica in coordinator.replicas],
         workers=[
-            _worker_info(member, None if member.replica is None else replicas[member.replica])
-            for member in coordinator.membership.members
+            _worker_info(worker, None if worker.replica is None else replicas[worker.replica])
+            for worker in coordinator.membership.workers
         ],
         failure=coordinator.failure,
         uptime_seconds=coordinator.uptime_seconds,
@@ -129,13 +129,13 @@ def _stage_states(replica: Replica) -> list[mesh_pb2.StageState]:
             weights_bytes=loading.weights_bytes,
             peak_rss_bytes=loading.peak_rss_bytes,
         )
-        if replica.members:
-            member = replica.members[place]
-            rank.worker_id = member.identity.worker_id
+        if replica.workers:
+            worker = replica.workers[place]
+            rank.worker_id = worker.identity.worker_id
             states[-1].worker_ids.append(rank.worker_id)
             epoch = replica.epoch
-            if member.activity and member.active_epoch == (epoch.coordinator_id, epoch.counter):
-                rank.activity.CopyFrom(activity_to_proto(member.activity, epoch.to_proto()))
+            if worker.activity and worker.active_epoch == (epoch.coordinator_id, epoch.counter):
+                rank.activity.CopyFrom(activity_to_proto(worker.activity, epoch.to_proto()))
         states[-1].ranks.append(rank)
     return states
 
@@ -160,8 +160,8 @@ def _stage_sums(replica: Replica, stage: int) -> mesh_pb2.StageState:
     )
 
 
-def _worker_info(member: WorkerRecord, replica: Replica | None) -> mesh_pb2.WorkerInfo:
-    identity = member.identity
+def _worker_info(worker: WorkerRecord, replica: Replica | None) -> mesh_pb2.WorkerInfo:
+    identity = worker.identity
     hello = mesh_pb2.Hello(
         protocol_version=identity.protocol_version,
         build=identity.build,
@@ -176,13 +176,13 @@ def _worker_info(member: WorkerRecord, replica: Replica | None) -> mesh_pb2.Work
         pid=identity.pid,
         metrics_address=identity.metrics_address,
     )
-    usage = usage_to_proto(member.usage) if member.usage else None
-    return mesh_pb2.WorkerInfo(hello=hello, state=_worker_state(member, replica), usage=usage)
+    usage = usage_to_proto(worker.usage) if worker.usage else None
+    return mesh_pb2.WorkerInfo(hello=hello, state=_worker_state(worker, replica), usage=usage)
 
 
-def _worker_state(member: WorkerRecord, replica: Replica | None) -> stage_pb2.WorkerState:
+def _worker_state(worker: WorkerRecord, replica: Replica | None) -> stage_pb2.WorkerState:
     """As this coordinator knows it; the worker itself answers `Stage.Status`."""
-    if member.held is None:
+    if worker.held is None:
         is_loading = replica is not None and replica.phase is Phase.LOADING
         return stage_pb2.WORKER_STATE_LOADING if is_loading else stage_pb2.WORKER_STATE_EMPTY
     is_serving = replica is not None and replica.is_serving

@@ -15,11 +15,11 @@ class Discovery:
 
     async def targets(self, request: Request) -> Response:
         """One target group for each worker."""
-        members = self._membership.members
-        return JSONResponse([_group(each) for each in members if each.identity.metrics_address])
+        workers = self._membership.workers
+        return JSONResponse([_group(each) for each in workers if each.identity.metrics_address])
 
 
-def _group(member: WorkerRecord) -> dict[str, object]:
-    identity = member.identity
+def _group(worker: WorkerRecord) -> dict[str, object]:
+    identity = worker.identity
     labels = {"worker": identity.address, "node": identity.node, "device": identity.device_kind}
     return {"targets": [identity.metrics_address], "labels": labels}

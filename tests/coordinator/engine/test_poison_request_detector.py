@@ -9,54 +9,54 @@ def make_suspects() -> tuple[PoisonRequestDetector, list[int | None]]:
     return PoisonRequestDetector(told.append), told
 
 
-def end_with(suspects: PoisonRequestDetector, *present: int) -> int | None:
+def end_with(detector: PoisonRequestDetector, *present: int) -> int | None:
     """An epoch in which these ran, and its end."""
     for sequence_id in present:
-        suspects.started(sequence_id)
-    return suspects.end_epoch()
+        detector.started(sequence_id)
+    return detector.end_epoch()
 
 
 def test_one_end_makes_no_suspect() -> None:
-    suspects, _ = make_suspects()
-    assert end_with(suspects, 1, 2) is None
-    assert end_with(suspects, 3) is None
-    assert suspects.alone is None
+    detector, _ = make_suspects()
+    assert end_with(detector, 1, 2) is None
+    assert end_with(detector, 3) is None
+    assert detector.isolated_id is None
 
 
 def test_two_ends_put_those_that_ran_alone_one_after_the_other() -> None:
-    suspects, told = make_suspects()
-    end_with(suspects, 1, 2)
-    assert end_with(suspects, 1, 2, 3) is None
-    assert suspects.alone == 1
-    suspects.got_on(1)
-    assert suspects.alone == 2
-    suspects.got_on(2)
-    assert suspects.alone is None
+    detector, told = make_suspects()
+    end_with(detector, 1, 2)
+    assert end_with(detector, 1, 2, 3) is None
+    assert detector.isolated_id == 1
+    detector.made_progress(1)
+    assert detector.isolated_id == 2
+    detector.made_progress(2)
+    assert detector.isolated_id is None
     assert told[-3:] == [1, 2, None]
 
 
 def test_end_while_one_runs_alone_is_its_fault() -> None:
-    suspects, _ = make_suspects()
+    detector, _ = make_suspects()
     for _ in range(2):
-        end_with(suspects, 1, 2)
-    suspects.started(1)
-    suspects.got_on(1)
-    assert end_with(suspects, 2) == 2
-    suspects.forget(2)
-    assert suspects.alone is None
+        end_with(detector, 1, 2)
+    detector.started(1)
+    detector.made_progress(1)
+    assert end_with(detector, 2) == 2
+    detector.forget(2)
+    assert detector.isolated_id is None
 
 
 def test_end_before_the_suspect_ran_is_not_its_fault() -> None:
-    suspects, _ = make_suspects()
+    detector, _ = make_suspects()
     for _ in range(2):
-        end_with(suspects, 1)
-    assert end_with(suspects) is None
-    assert suspects.alone == 1
+        end_with(detector, 1)
+    assert end_with(detector) is None
+    assert detector.isolated_id == 1
 
 
 def test_suspect_that_leaves_makes_room_for_the_next() -> None:
-    suspects, _ = make_suspects()
+    detector, _ = make_suspects()
     for _ in range(2):
-        end_with(suspects, 1, 2)
-    suspects.forget(1)
-    assert suspects.alone == 2
+        end_with(detector, 1, 2)
+    detector.forget(1)
+    assert detector.isolated_id == 2

@@ -38,20 +38,20 @@ def test_blames_of_more_workers_than_there_may_be_forget_the_oldest() -> None:
 
 async def test_worker_whose_blame_has_passed_is_taken_by_who_waits() -> None:
     membership = Membership(max_workers=2)
-    (spoiler,) = membership.standing.blame([membership.join(WORKER)], now=0.0)
+    (spoiler,) = membership.fault_scores.blame([membership.join(WORKER)], now=0.0)
 
     def innocent(free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
-        return tuple(member for member in free if not member.is_guilty) or None
+        return tuple(worker for worker in free if not worker.exceeds_fault_limit) or None
 
-    taking = asyncio.create_task(membership.take(0, innocent))
+    taking = asyncio.create_task(membership.allocate(0, innocent))
     await asyncio.sleep(0)
-    membership.forgive(HALVING_SECONDS)
+    membership.decay(HALVING_SECONDS)
     assert await taking == (spoiler,)
 
 
 def test_worker_that_comes_back_is_blamed_for_what_has_not_passed_meanwhile() -> None:
     membership = Membership(max_workers=2)
-    (spoiler,) = membership.standing.blame([membership.join(WORKER)], now=0.0)
+    (spoiler,) = membership.fault_scores.blame([membership.join(WORKER)], now=0.0)
     membership.leave(spoiler, "it was put out")
-    membership.forgive(HALVING_SECONDS)
+    membership.decay(HALVING_SECONDS)
     assert membership.join(replace(WORKER, pid=2)).blame == Fraction(1, 2)

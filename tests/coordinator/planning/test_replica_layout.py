@@ -11,8 +11,8 @@ from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import (
     head_cost_in_layers,
     plan_replica,
+    resolve_dtype,
     served_len,
-    settle_dtype,
 )
 from runtime.errors import (
     InvalidRequestError,
@@ -34,7 +34,7 @@ def config(toy_folder: Path) -> ModelConfig:
     return load_model_config(toy_folder)
 
 
-def member(worker_id: str) -> WorkerRecord:
+def worker(worker_id: str) -> WorkerRecord:
     return WorkerRecord(
         WorkerIdentity(1, "b", worker_id, "here", f"{worker_id}:1", "cpu", "", 0, 1)
     )
@@ -151,8 +151,8 @@ def test_settle_dtype_takes_what_all_workers_compute_fast(
 ) -> None:
     config = replace(config, torch_dtype=stored)
     plan = plan_replica(replace(OPTIONS, dtype=asked), config, "f00", 0)
-    members = [WorkerRecord(replace(member("a").identity, dtypes=fast)) for fast in dtypes]
-    assert [part.dtype for part in settle_dtype(plan, config, members)] == [expected] * 2
+    workers = [WorkerRecord(replace(worker("a").identity, dtypes=fast)) for fast in dtypes]
+    assert [part.dtype for part in resolve_dtype(plan, config, workers)] == [expected] * 2
 
 
 def test_served_len_is_what_model_and_cache_hold() -> None:

@@ -45,7 +45,7 @@ def test_limits_take_the_smallest_rank_and_guess_each_stage_by_its_device() -> N
     )
 
 
-def make_members(*kinds: str) -> list[WorkerRecord]:
+def make_workers(*kinds: str) -> list[WorkerRecord]:
     """One for each rank of two stages of two."""
     return [
         WorkerRecord(WorkerIdentity(1, "b", f"w{index}", "n", f"host:{index}", kind, "", 0, 0))
@@ -78,7 +78,7 @@ def test_check_devices_that_a_backend_does_not_serve_names_both(
     backend: str, kinds: tuple[str, ...], told: str
 ) -> None:
     with pytest.raises(WorkerRefusedError) as caught:
-        check_devices(backend, PARTS, make_members(*kinds))
+        check_devices(backend, PARTS, make_workers(*kinds))
     assert told in str(caught.value)
 
 
@@ -92,4 +92,4 @@ def test_check_devices_that_a_backend_does_not_serve_names_both(
     ],
 )
 def test_check_devices_that_fit_raises_nothing(backend: str, kinds: tuple[str, ...]) -> None:
-    check_devices(backend, PARTS, make_members(*kinds))
+    check_devices(backend, PARTS, make_workers(*kinds))

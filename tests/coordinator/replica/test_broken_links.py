@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
-from coordinator.planning.worker_assignment import links_of, place
+from coordinator.planning.worker_assignment import assign_workers, links_of
 from protos import mesh_pb2
 from runtime.model_config.model_config import load_model_config
 from tests.coordinator.replica.test_fault_attribution import outcome, rejoining, used
@@ -148,28 +148,28 @@ def test_place_over_broken_links_finds_a_way_around_whenever_there_is_one(
 ) -> None:
     options = CoordinatorOptions(model="smollm2", pp=3)
     plan = plan_replica(options, load_model_config(toy_folder), "f00", 0)
-    members = [
+    workers = [
         WorkerRecord(WorkerIdentity(1, "b", name, "here", f"{name}:1", "cpu", "", 0, 1))
         for name in "abcd"[:num_workers]
     ]
     for part, name in zip(plan, held, strict=False):
-        next((each for each in members if each.identity.worker_id == name), members[0]).held = part
-    ways = [way for way in permutations(members, 3) if not broken & set(links_of(plan, way))]
-    placed = place(plan, members, broken)
+        next((each for each in workers if each.identity.worker_id == name), workers[0]).held = part
+    ways = [way for way in permutations(workers, 3) if not broken & set(links_of(plan, way))]
+    placed = assign_workers(plan, workers, broken)
     assert (placed in ways) if ways else placed is None
 
 
 def test_place_ranks_of_a_stage_go_around_a_broken_link_together(toy_folder: Path) -> None:
     options = CoordinatorOptions(model="smollm2", pp=2, tp=(2,))
     plan = plan_replica(options, load_model_config(toy_folder), "f00", 0)
-    members = [
+    workers = [
         WorkerRecord(WorkerIdentity(1, "b", f"{node}{n}", node, f"{node}{n}:1", "cpu", "", 0, 1))
         for node in "xyz"
         for n in range(2)
     ]
-    placed = place(plan, members, frozenset({("x1", "y1")}))
+    placed = assign_workers(plan, workers, frozenset({("x1", "y1")}))
     assert placed is not None
-    assert [member.identity.node for member in placed] == ["x", "x", "z", "z"]
+    assert [worker.identity.node for worker in placed] == ["x", "x", "z", "z"]
 
 
 @pytest.mark.parametrize("cut_off", ["x0", "x1", "x2"])
@@ -178,13 +178,13 @@ def test_place_rank_that_does_not_reach_the_next_stage_gives_way_to_a_spare_of_i
 ) -> None:
     options = CoordinatorOptions(model="smollm2", pp=2, tp=(2,))
     plan = plan_replica(options, load_model_config(toy_folder), "f00", 0)
-    members = [
+    workers = [
         WorkerRecord(WorkerIdentity(1, "b", name, name[0], f"{name}:1", "cpu", "", 0, 1))
         for name in ("x0", "x1", "x2", "y0", "y1")
     ]
-    for part, member in zip(plan, (*members[:2], *members[3:]), strict=True):
-        member.held = part
-    placed = place(plan, members, frozenset({(cut_off, "y0"), ("y0", cut_off)}))
+    for part, worker in zip(plan, (*workers[:2], *workers[3:]), strict=True):
+        worker.held = part
+    placed = assign_workers(plan, workers, frozenset({(cut_off, "y0"), ("y0", cut_off)}))
     assert placed is not None
-    names = {member.identity.worker_id for member in placed}
+    names = {worker.identity.worker_id for worker in placed}
     assert names == {"x0", "x1", "x2", "y0", "y1"} - {cut_off}

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
-from coordinator.planning.degraded_layout import fits_memory, make_plan, smaller_options
+from coordinator.planning.degraded_layout import degraded_options, fits_memory, make_plan
 from coordinator.planning.replica_layout import plan_replica
 from runtime.model_config.model_config import ModelConfig, load_model_config
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
@@ -23,7 +23,7 @@ def config(toy_folder: Path) -> ModelConfig:
     return load_model_config(toy_folder)
 
 
-def member(worker_id: str, node: str, kind: str, memory_bytes: int) -> WorkerRecord:
+def worker(worker_id: str, node: str, kind: str, memory_bytes: int) -> WorkerRecord:
     identity = WorkerIdentity(1, "b", worker_id, node, f"{worker_id}:1", kind, "", memory_bytes, 1)
     return WorkerRecord(identity)
 
@@ -62,7 +62,7 @@ async def test_replan_before_the_first_service_nothing_less_is_served(toy_folder
 
 
 def test_smaller_options_take_one_stage_away_at_a_time() -> None:
-    smaller = list(smaller_options(replace(OPTIONS, tp=(2,), layers=(1, 1, 2))))
+    smaller = list(degraded_options(replace(OPTIONS, tp=(2,), layers=(1, 1, 2))))
     assert [(each.pp, each.tp_sizes, each.layers) for each in smaller] == [
         (3, (2, 2, 2), (1, 1, 2)),
         (2, (2, 2), None),
@@ -72,7 +72,7 @@ def test_smaller_options_take_one_stage_away_at_a_time() -> None:
 
 def test_smaller_options_stages_of_different_ranks_have_no_other_plan() -> None:
     uneven = replace(OPTIONS, tp=(2, 1, 1))
-    assert list(smaller_options(uneven)) == [uneven]
+    assert list(degraded_options(uneven)) == [uneven]
 
 
 def test_make_plan_options_that_the_model_does_not_allow_give_none(config: ModelConfig) -> None:
@@ -87,12 +87,12 @@ def test_fits_memory_devices_of_one_node_share_it_on_the_cpu_only(
     config: ModelConfig, kind: str, memory_bytes: int, fits: bool
 ) -> None:
     plan = plan_replica(replace(OPTIONS, pp=2, layers=(2, 2)), config, "f00", 0)
-    members = [member(name, "here", kind, memory_bytes) for name in ("a", "b")]
-    assert fits_memory(plan, members, weights_bytes=1000) is fits
+    workers = [worker(name, "here", kind, memory_bytes) for name in ("a", "b")]
+    assert fits_memory(plan, workers, weights_bytes=1000) is fits
 
 
 def test_fits_memory_asked_for_kv_cache_counts(config: ModelConfig) -> None:
     plan = plan_replica(replace(OPTIONS, pp=1, kv_memory_bytes=5000), config, "f00", 0)
-    assert not fits_memory(plan, [member("a", "here", "cuda", 6000)], weights_bytes=1000)
-    assert fits_memory(plan, [member("a", "here", "cuda", 6250)], weights_bytes=1000)
-    assert fits_memory(plan, [member("a", "here", "cuda", 0)], weights_bytes=1000)
+    assert not fits_memory(plan, [worker("a", "here", "cuda", 6000)], weights_bytes=1000)
+    assert fits_memory(plan, [worker("a", "here", "cuda", 6250)], weights_bytes=1000)
+    assert fits_memory(plan, [worker("a", "here", "cuda", 0)], weights_bytes=1000)

@@ -115,7 +115,7 @@ async def test_drain_spare_that_was_put_out_is_taken_once_its_blame_has_passed(
 ) -> None:
     """A worker whose link was cut for a minute is not out for ever."""
     monkeypatch.setattr(decaying_score, "HALVING_SECONDS", 0.05)
-    monkeypatch.setattr(coordinator, "_FORGIVE_SECONDS", 0.01)
+    monkeypatch.setattr(coordinator, "_DECAY_SECONDS", 0.01)
     async with toy_mesh(toy_folder) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=40))
         answers: dict[int, Answer] = {}

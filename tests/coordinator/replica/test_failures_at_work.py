@@ -20,8 +20,8 @@ from coordinator.membership.membership import Membership
 from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
-from coordinator.planning.worker_assignment import place
-from coordinator.replica.fault_attribution import judge
+from coordinator.planning.worker_assignment import assign_workers
+from coordinator.replica.fault_attribution import attribute
 from runtime.errors import StageFailedError
 from runtime.model_config.model_config import load_model_config
 from runtime.version import PROTOCOL_VERSION
@@ -81,30 +81,30 @@ class World:
         self, requests: set[int], bad: set[WorkerRecord], poison: set[int], who: int
     ) -> bool:
         """One epoch in which all `requests` run that may; whether it ended."""
-        members = place(self.plan, self.membership.free)
-        assert members is not None
-        self.membership.standing.acquit(members, ())
+        workers = assign_workers(self.plan, self.membership.free)
+        assert workers is not None
+        self.membership.fault_scores.clear(workers, ())
         running = requests if self.alone is None else requests & {self.alone}
         for request in running:
             self.suspects.started(request)
-        culprits = [member for member in members if member in bad]
+        culprits = [worker for worker in workers if worker in bad]
         if running & poison:
-            culprits.append(members[who % len(members)])
+            culprits.append(workers[who % len(workers)])
         if not running or not culprits:
             for request in running:
-                self.suspects.got_on(request)
+                self.suspects.made_progress(request)
                 self.suspects.forget(request)
             requests -= running
             return False
         cause = StageFailedError(cause="position", detail="", workers=(culprits[0].name,))
-        guilty = judge(cause, members, self.membership, 0.0, was_serving=True)
-        assert guilty == []
+        over_limit = attribute(cause, workers, self.membership, 0.0, was_serving=True)
+        assert over_limit == []
         culprit = self.suspects.end_epoch()
         if culprit is not None:
             self.failed.append(culprit)
             self.suspects.forget(culprit)
             requests.discard(culprit)
-            self.membership.standing.excuse(self.workers)
+            self.membership.fault_scores.reset_failures(self.workers)
         return True
 
 
@@ -161,6 +161,6 @@ def test_blame_of_what_poison_requests_end_puts_nobody_out_and_fails_no_other(
             break
         world.run_epoch(requests, set(), poison, data.draw(st.integers(0, 1)))
     assert sorted(world.failed) == sorted(came & poison)
-    assert world.membership.members == tuple(world.workers)
+    assert world.membership.workers == tuple(world.workers)
     if world.failed:
         assert not any(worker.num_failures for worker in world.workers)

@@ -87,7 +87,7 @@ async def test_start_with_a_broken_worker_goes_on_with_a_spare(
             assert answer.tokens == toy_answer(PROMPT, 8)
     if behaviours[broken] is not LIES:  # a canary says not which of them it was
         ends = [log["cause"] for log in logs if log["event"] == "epoch_ended"]
-        assert f"put out: {mesh.workers[broken].address}" in ends[0]
+        assert f"evicted: {mesh.workers[broken].address}" in ends[0]
 
 
 @pytest.mark.parametrize("behaviour", [REFUSES, LIES, FAILS], ids=["refuse", "lie", "fail"])

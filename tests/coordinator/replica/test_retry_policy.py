@@ -19,7 +19,7 @@ ENDED = EpochEndedError(cause="position", detail="the same each time")
 
 
 def failures_until_over(
-    patience: FormationRetryPolicy,
+    retry_policy: FormationRetryPolicy,
     cause: StagemeshError,
     most: int = 20,
     *,
@@ -27,8 +27,8 @@ def failures_until_over(
 ) -> int:
     """How many failures in a row it takes; `most` if none of them is the last."""
     for number in range(1, most):
-        patience.count(cause, has_just_served=False)
-        if patience.is_over(cause, has_served=has_served):
+        retry_policy.count(cause, has_just_served=False)
+        if retry_policy.should_give_up(cause, has_served=has_served):
             return number
     return most
 
@@ -49,40 +49,40 @@ def test_patience_before_the_first_service_ends(cause: StagemeshError, number: i
 
 @pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED, DIED])
 def test_patience_after_the_first_service_never_ends(cause: StagemeshError) -> None:
-    patience = FormationRetryPolicy(0.1, 1.0)
-    patience.count(DIED, has_just_served=True)
-    assert failures_until_over(patience, cause, has_served=True) == 20
+    retry_policy = FormationRetryPolicy(0.1, 1.0)
+    retry_policy.count(DIED, has_just_served=True)
+    assert failures_until_over(retry_policy, cause, has_served=True) == 20
 
 
 @pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED])
 def test_patience_with_workers_that_spoiled_nothing_goes_on(cause: StagemeshError) -> None:
-    patience = FormationRetryPolicy(0.1, 1.0)
+    retry_policy = FormationRetryPolicy(0.1, 1.0)
     for _ in range(20):
-        patience.count(cause, has_just_served=False)
-        assert not patience.is_over(cause, has_served=False, has_others=True)
-    assert patience.is_over(cause, has_served=False, has_others=False)
+        retry_policy.count(cause, has_just_served=False)
+        assert not retry_policy.should_give_up(cause, has_served=False, has_alternatives=True)
+    assert retry_policy.should_give_up(cause, has_served=False, has_alternatives=False)
 
 
 def test_patience_with_workers_that_fail_in_turn_ends() -> None:
-    patience = FormationRetryPolicy(0.1, 1.0)
+    retry_policy = FormationRetryPolicy(0.1, 1.0)
     causes = [WorkerFailedError(worker=f"w{n}", reason=f"{n} bytes short") for n in range(5)]
     for cause in causes:
-        assert not patience.is_over(cause, has_served=False)
-        patience.count(cause, has_just_served=False)
-    assert patience.is_over(causes[-1], has_served=False)
+        assert not retry_policy.should_give_up(cause, has_served=False)
+        retry_policy.count(cause, has_just_served=False)
+    assert retry_policy.should_give_up(causes[-1], has_served=False)
 
 
 def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None:
-    patience = FormationRetryPolicy(0.1, 0.5)
+    retry_policy = FormationRetryPolicy(0.1, 0.5)
     pauses = []
     for has_just_served in (True, False, False, False, True):
-        patience.count(DIED, has_just_served=has_just_served)
-        pauses.append(patience.pause_seconds)
+        retry_policy.count(DIED, has_just_served=has_just_served)
+        pauses.append(retry_policy.pause_seconds)
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.1])
 
 
 def test_patience_pause_after_thousands_of_failures_is_the_longest() -> None:
-    patience = FormationRetryPolicy(0.1, 5.0)
+    retry_policy = FormationRetryPolicy(0.1, 5.0)
     for _ in range(2000):
-        patience.count(DIED, has_just_served=False)
-    assert patience.pause_seconds == 5.0
+        retry_policy.count(DIED, has_just_served=False)
+    assert retry_policy.pause_seconds == 5.0

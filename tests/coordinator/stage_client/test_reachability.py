@@ -27,7 +27,7 @@ async def test_join_from_where_it_cannot_be_reached_is_told_so_at_once() -> None
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert f"cannot reach this worker at {free}: " in (caught.value.details() or "")
         assert "give --advertise, or else --listen" in (caught.value.details() or "")
-        assert membership.members == ()
+        assert membership.workers == ()
 
 
 async def test_join_from_where_nothing_passes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ async def test_join_from_where_nothing_passes_is_told_so(monkeypatch: pytest.Mon
             stalled = f"127.0.0.1:{silent.getsockname()[1]}"
             with pytest.raises(grpc.aio.AioRpcError, match="no answer within"):
                 await worker.join_mesh(address, address=stalled)
-        assert membership.members == ()
+        assert membership.workers == ()
 
 
 async def test_join_where_another_worker_answers_is_told_who() -> None:
@@ -47,7 +47,7 @@ async def test_join_where_another_worker_answers_is_told_who() -> None:
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
         with pytest.raises(grpc.aio.AioRpcError, match="another worker, a, answers there"):
             await second.join_mesh(address, address=first.address)
-        assert membership.members == ()
+        assert membership.workers == ()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_join_of_a_worker_that_may_not_join_dials_nobody(
         message = await worker.join_mesh(address, **changes)
         assert says in message.refusal.reason
     assert dialled == []
-    assert membership.members == ()
+    assert membership.workers == ()
 
 
 async def test_join_with_an_endless_address_fills_no_log() -> None:
@@ -96,7 +96,7 @@ async def test_join_with_an_endless_address_fills_no_log() -> None:
 async def test_join_more_at_once_than_are_asked_waits_for_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "MAX_AT_ONCE", 1)
+    monkeypatch.setattr(reachability, "MAX_CONCURRENT", 1)
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
         first.stage.behaviour.answering.clear()
@@ -106,15 +106,15 @@ async def test_join_more_at_once_than_are_asked_waits_for_its_turn(
         first.stage.behaviour.answering.set()
         messages = await asyncio.gather(joining, waiting)
         assert all(message.HasField("welcome") for message in messages)
-        assert [member.identity.worker_id for member in membership.members] == ["a", "b"]
+        assert [worker.identity.worker_id for worker in membership.workers] == ["a", "b"]
 
 
 async def test_join_whose_turn_does_not_come_may_ask_again_and_nobody_dials_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Strangers that say hello over and over keep no more than so many channels open."""
-    monkeypatch.setattr(reachability, "MAX_AT_ONCE", 1)
-    monkeypatch.setattr(reachability, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(reachability, "MAX_CONCURRENT", 1)
+    monkeypatch.setattr(reachability, "MAX_QUEUE_SECONDS", 0.05)
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
         first.stage.behaviour.answering.clear()

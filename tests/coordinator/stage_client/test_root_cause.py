@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coordinator.stage_client.root_cause import end_of, raise_end
+from coordinator.stage_client.root_cause import raise_after_grace, run_to_failure
 from runtime.errors import EpochEndedError, SlotError, StagemeshError, WorkerDiedError
 
 ECHO = EpochEndedError(cause="sender_gone", detail="sender 0 closed its stream")
@@ -14,11 +14,11 @@ CULPRIT = EpochEndedError(cause="position", detail="slot 3: expected position 1,
 async def test_end_of_an_echo_before_the_culprit_is_the_culprits() -> None:
     async def epoch() -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(raise_end(ECHO))
+            tasks.create_task(raise_after_grace(ECHO))
             await asyncio.sleep(0)
-            tasks.create_task(raise_end(CULPRIT))
+            tasks.create_task(raise_after_grace(CULPRIT))
 
-    assert await end_of(epoch()) is CULPRIT
+    assert await run_to_failure(epoch()) is CULPRIT
 
 
 @pytest.mark.parametrize("culprit", [CULPRIT, SlotError(slot=1, problem="is open")])
@@ -26,18 +26,18 @@ async def test_end_of_a_group_prefers_what_says_more(culprit: StagemeshError) ->
     async def epoch() -> None:
         raise ExceptionGroup("at once", [ECHO, culprit])
 
-    assert await end_of(epoch()) is culprit
+    assert await run_to_failure(epoch()) is culprit
 
 
 async def test_end_of_an_echo_alone_is_the_echo() -> None:
-    assert await end_of(raise_end(ECHO)) is ECHO
+    assert await run_to_failure(raise_after_grace(ECHO)) is ECHO
 
 
 async def test_end_of_a_rank_that_waited_in_vain_is_that_of_the_one_that_was_missing() -> None:
     waited = EpochEndedError(cause="collective_timeout", detail="rank 0 waited 30 s for rank 1")
-    gone = WorkerDiedError(worker="w1", detail="its stream broke")
+    departed = WorkerDiedError(worker="w1", detail="its stream broke")
 
     async def epoch() -> None:
-        raise ExceptionGroup("at once", [waited, gone])
+        raise ExceptionGroup("at once", [waited, departed])
 
-    assert await end_of(epoch()) is gone
+    assert await run_to_failure(epoch()) is departed

@@ -18,8 +18,8 @@ async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
         message = await worker.join_mesh(address)
         assert message.welcome.coordinator_id == "c1"
         assert message.welcome.heartbeat_seconds == pytest.approx(0.02)
-        (member,) = await membership.take(0, lambda free: tuple(free) or None)
-        assert member.identity.worker_id == "a"
+        (record,) = await membership.allocate(0, lambda free: tuple(free) or None)
+        assert record.identity.worker_id == "a"
         assert worker.join is not None
         second = await worker.join.read()
         assert isinstance(second, mesh_pb2.CoordinatorMessage)
@@ -31,7 +31,7 @@ async def test_join_hello_tells_what_the_device_computes_fast() -> None:
     dtypes = [stage_pb2.DTYPE_FLOAT32, stage_pb2.DTYPE_BFLOAT16]
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address, device=mesh_pb2.Device(kind="cpu", dtypes=dtypes))
-        assert membership.members[0].identity.dtypes == ("float32", "bfloat16")
+        assert membership.workers[0].identity.dtypes == ("float32", "bfloat16")
 
 
 async def test_join_other_protocol_version_is_refused_naming_both() -> None:
@@ -40,7 +40,7 @@ async def test_join_other_protocol_version_is_refused_naming_both() -> None:
         message = await worker.join_mesh(address, protocol_version=PROTOCOL_VERSION + 1)
         assert str(PROTOCOL_VERSION) in message.refusal.reason
         assert str(PROTOCOL_VERSION + 1) in message.refusal.reason
-        assert membership.members == ()
+        assert membership.workers == ()
 
 
 async def test_join_worker_id_of_another_address_is_refused() -> None:
@@ -63,11 +63,11 @@ async def test_join_again_before_the_end_was_noticed_replaces_the_former() -> No
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
         await first.join_mesh(address)
-        (former,) = membership.members
+        (former,) = membership.workers
         first.stage.worker_id = "b"  # who answers there now
         await second.join_mesh(address, address=first.address)
-        assert former.gone_reason == "it joined anew"
-        assert [member.identity.worker_id for member in membership.members] == ["b"]
+        assert former.departure_reason == "it joined anew"
+        assert [worker.identity.worker_id for worker in membership.workers] == ["b"]
 
 
 async def test_join_mesh_full_is_refused() -> None:
@@ -83,14 +83,14 @@ async def test_join_again_to_a_full_mesh_replaces_the_former() -> None:
         first.stage.worker_id = "b"
         message = await second.join_mesh(address, address=first.address)
         assert message.HasField("welcome")
-        assert [member.identity.worker_id for member in membership.members] == ["b"]
+        assert [worker.identity.worker_id for worker in membership.workers] == ["b"]
 
 
 async def test_join_worker_is_put_out_is_told_why() -> None:
     membership = Membership(1)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
-        membership.leave(membership.members[0], "its files differ")
+        membership.leave(membership.workers[0], "its files differ")
         assert worker.join is not None
         assert await worker.join.code() is grpc.StatusCode.UNAVAILABLE
         assert await worker.join.details() == "out of the mesh: its files differ"
@@ -100,20 +100,20 @@ async def test_join_stream_breaks_worker_is_gone_with_a_reason() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
-        (member,) = membership.members
+        (record,) = membership.workers
         await worker.kill()
-        await member.gone.wait()
-        assert member.gone_reason == "its Join stream ended"
-        assert membership.members == ()
+        await record.departed.wait()
+        assert record.departure_reason == "its Join stream ended"
+        assert membership.workers == ()
 
 
 async def test_join_worker_falls_silent_is_gone_after_the_timeout() -> None:
     membership = Membership(4)
     async with mesh_server(membership, timeout_seconds=0.1) as (address, _), workers("a") as [w]:
         await w.join_mesh(address)
-        (member,) = membership.members
-        await member.gone.wait()
-        assert member.gone_reason == "no heartbeat within 0.1 s"
+        (record,) = membership.workers
+        await record.departed.wait()
+        assert record.departure_reason == "no heartbeat within 0.1 s"
 
 
 async def test_join_heartbeats_keep_a_worker_in() -> None:
@@ -124,17 +124,17 @@ async def test_join_heartbeats_keep_a_worker_in() -> None:
         for _ in range(20):  # each answer takes a heartbeat's time: 2 s in all
             await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat()))
             await worker.join.read()
-        assert len(membership.members) == 1
+        assert len(membership.workers) == 1
 
 
 async def test_join_coordinator_closes_ends_every_stream() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, service), workers("a") as [worker]:
         await worker.join_mesh(address)
-        (member,) = membership.members
+        (record,) = membership.workers
         service.close()
-        await member.gone.wait()
-        assert member.gone_reason == "the coordinator stops"
+        await record.departed.wait()
+        assert record.departure_reason == "the coordinator stops"
 
 
 async def test_heartbeat_tells_the_load_of_the_device() -> None:
@@ -142,10 +142,10 @@ async def test_heartbeat_tells_the_load_of_the_device() -> None:
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
         assert worker.join is not None
-        assert membership.members[0].usage is None
+        assert membership.workers[0].usage is None
         usage = mesh_pb2.DeviceUsage(utilization=0.5, memory_used_bytes=7)
         await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat(usage=usage)))
-        while (told := membership.members[0].usage) is None:
+        while (told := membership.workers[0].usage) is None:
             await worker.join.read()
         assert told == DeviceUsage(utilization=0.5, memory_used_bytes=7)
 
@@ -164,8 +164,8 @@ async def test_heartbeat_tells_what_the_rank_did_and_in_which_epoch() -> None:
         )
         heartbeat = mesh_pb2.Heartbeat(activity=activity)
         await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=heartbeat))
-        member = membership.members[0]
-        while member.activity is None:
+        record = membership.workers[0]
+        while record.activity is None:
             await worker.join.read()
-        assert member.activity == RankActivity(7, 2.0, 0.5, 90)
-        assert member.active_epoch == ("c1", 3)
+        assert record.activity == RankActivity(7, 2.0, 0.5, 90)
+        assert record.active_epoch == ("c1", 3)
