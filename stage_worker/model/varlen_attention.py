@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import varlen
 
 from runtime.host.logs import get_logger
 from stage_worker.model.kv_cache import BlockShape, LayerCache
@@ -64,6 +63,9 @@ def attend_varlen(
 
     One split of the keys whatever the batch, so that a token does not depend on its neighbours.
     """
+    # The import takes longer than all others of a worker, and only CUDA devices need it.
+    from torch.nn.attention import varlen
+
     paged = batch.rows_S is None
     kv = cache.pages if batch.rows_S is None else cache.rows(batch.rows_S)
     keys, values = kv.unbind(-3)
