@@ -208,7 +208,7 @@ def table_of(chosen: argparse.Namespace) -> Table:
         chosen.policy, chosen.running, chosen.in_flight
     ):
         load = EndlessLoad(policy, num_running, num_in_flight, chosen.waiting, chosen.memory)
-        process.spare_the_collector()  # as the coordinator does
+        process.tune_gc()  # as the coordinator does
         table.add_row(*row_of(load, chosen.steps))
     return table
 

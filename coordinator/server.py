@@ -59,7 +59,7 @@ def run_coordinator(options: CoordinatorOptions) -> None:
     Raises `PortTakenError`, `UnprotectedApiError` or `KeyFileError` at once. `GetState` reports a
     model that cannot be served, because the launcher asks there.
     """
-    process.spare_the_collector()
+    process.tune_gc()
     process.run(
         lambda stop: serve_coordinator(options, stop), exit_with_parent=options.exit_with_parent
     )
@@ -78,7 +78,7 @@ async def serve_coordinator(
     api = _make_api(coordinator, health_servicer)
     http = HttpServer(make_app(coordinator), _CLOSE_SECONDS, options.api_tls)
     mesh = channels.make_server(
-        count_call=count_calls(coordinator.metrics), check=peer_authorization.admit
+        count_call=count_calls(coordinator.metrics), check=peer_authorization.authorize
     )
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh_service, mesh)
     _add_operations(mesh, coordinator, health_servicer, may_drain=True)

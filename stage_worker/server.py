@@ -22,7 +22,7 @@ from runtime.host.logs import get_logger
 from runtime.host.process import run
 from runtime.metrics.declarations import WorkerMetrics
 from runtime.metrics.loop_lag import observe_loop_lag
-from runtime.metrics.metrics_server import serving_metrics
+from runtime.metrics.metrics_server import serve_metrics
 from runtime.protocol.device_codec import usage_to_proto
 from runtime.rpc import channels, peer_authorization
 from runtime.rpc.call_metrics import count_calls
@@ -102,12 +102,12 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     look = make_probe(device.kind, device_uuid(device.kind))
     with closing(DeviceThread(device.num_threads)) as thread:
         async with (
-            serving_metrics(options.metrics, metrics.registry) as metrics_address,
+            serve_metrics(options.metrics, metrics.registry) as metrics_address,
             asyncio.TaskGroup() as tasks,
         ):
             count = partial(count_activity, metrics)
-            reach = DialPolicy(options.mesh_tls, options.is_mesh_insecure)
-            worker = Worker(worker_id, device, thread, tasks, reach, count)
+            dial_policy = DialPolicy(options.mesh_tls, options.is_mesh_insecure)
+            worker = Worker(worker_id, device, thread, tasks, dial_policy, count)
             expose(metrics, worker, health)
             expose_device(metrics, look)
             async with _listening(options, worker, metrics, health) as address:
@@ -150,7 +150,7 @@ async def _listening(
 ) -> AsyncIterator[str]:
     """The worker's service, at the address that is given; at the end the worker is closed, too."""
     server = channels.make_server(
-        count_call=count_calls(metrics), check=peer_authorization.admit, is_bulk=True
+        count_call=count_calls(metrics), check=peer_authorization.authorize, is_bulk=True
     )
     StageService(worker).add_to(server)
     await health.add_to(server)

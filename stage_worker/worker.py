@@ -54,13 +54,13 @@ class Worker:
         device: WorkerDevice,
         thread: DeviceThread,
         tasks: asyncio.TaskGroup,
-        reach: DialPolicy = _ON_LOOPBACK,
+        dial_policy: DialPolicy = _ON_LOOPBACK,
         count: CountFn = count_nothing,
     ) -> None:
-        """Links go as far as `reach`; `count` is told what steps take, as they take it."""
+        """Links go as far as `dial_policy`; `count` is told what steps take, as they take it."""
         self.worker_id = worker_id
         self._count = count
-        self._reach = reach
+        self._dial_policy = dial_policy
         self._device = device
         self._thread = thread
         self._tasks = tasks
@@ -120,7 +120,7 @@ class Worker:
             loaded = self._check_epoch(request)
             await self._end_session()
             self._group = await self._thread.run(partial(open_stage, request, loaded))
-            plan = make_epoch_plan(request, loaded, self._reach)
+            plan = make_epoch_plan(request, loaded, self._dial_policy)
             session = EpochSession(plan, loaded.stage, self._thread, self._group, self._count)
             self._results = session.results
             self._session = session
@@ -244,5 +244,5 @@ class Worker:
             raise StaleEpochError(
                 expected=f"later than {epoch_name(latest)}", actual=epoch_name(request.epoch)
             )
-        check_limits(request, self._loaded, self._reach)
+        check_limits(request, self._loaded, self._dial_policy)
         return self._loaded

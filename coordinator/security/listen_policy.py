@@ -24,7 +24,7 @@ def check_access(options: CoordinatorOptions) -> None:
                 raise UnprotectedApiError(address=address)
 
 
-def check_worker_address(address: str, reach: DialPolicy) -> None:
+def check_worker_address(address: str, dial_policy: DialPolicy) -> None:
     """Raises `WorkerRefusedError` for an address that this mesh dials for nobody.
 
     One that stands for all interfaces would be the coordinator's own machine. And a mesh for
@@ -37,7 +37,7 @@ def check_worker_address(address: str, reach: DialPolicy) -> None:
             "give --advertise, or else --listen, an address of the worker's machine"
         )
         raise WorkerRefusedError(worker=address, reason=reason)
-    if not reach.includes(address):
+    if not dial_policy.includes(address):
         reason = (
             "this mesh has no TLS and stays on loopback; give --tls-dir everywhere, or start the "
             "coordinator with --insecure-mesh in a network that you trust"

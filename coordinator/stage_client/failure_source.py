@@ -13,7 +13,7 @@ import grpc.aio
 
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, LinkBrokenError, StageFailedError, StagemeshError
-from runtime.rpc.channels import epoch_end_from_rpc
+from runtime.rpc.channels import epoch_error_from_rpc
 
 # The cause of a stage that does not reach the next one, or is not heard by it any more.
 _NO_NEXT_STAGE: Final = "next_stage"
@@ -40,7 +40,7 @@ class RankFailureSource:
 
     def from_status(self, error: grpc.aio.AioRpcError) -> StagemeshError:
         """Its stream ended with a status."""
-        end = epoch_end_from_rpc(error, self.name)
+        end = epoch_error_from_rpc(error, self.name)
         return self._attribute(end.cause, end.detail, end.detail.removeprefix(f"{self.name}: "))
 
     def from_closed(self, what: str) -> StagemeshError:

@@ -43,7 +43,7 @@ class ReachabilityCheck:
 
 
 async def _find_problem(identity: WorkerIdentity, tls: MeshTls | None) -> str:
-    credentials = None if tls is None else tls.towards(Role.WORKER)
+    credentials = None if tls is None else tls.credentials_for(Role.WORKER)
     async with dial(identity.address, credentials) as channel:
         stub = stage_pb2_grpc.StageStub(channel)
         try:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, Never
 
 from runtime.errors import EpochEndedError, LinkBrokenError, StagemeshError, find_errors
-from runtime.host.tasks import run_apart
+from runtime.host.tasks import run_in_child_task
 
 GRACE_SECONDS: Final = 0.25
 # Causes that say no more than: the other side is gone.
@@ -40,7 +40,7 @@ async def raise_after_grace(error: StagemeshError) -> Never:
 async def run_to_failure(epoch: Coroutine[Any, Any, None]) -> StagemeshError:
     """Runs an epoch to its end, which is always an error, and returns the one to blame."""
     try:
-        await run_apart(epoch)
+        await run_in_child_task(epoch)
     except Exception as error:
         causes = list(find_errors(error))
         if not causes:

@@ -94,7 +94,7 @@ class StageClient:
         cls, worker: WorkerRecord, options: CoordinatorOptions
     ) -> AsyncIterator["StageClient"]:
         """A link whose channel, and with it every call left open, is closed at the end."""
-        tls = None if options.mesh_tls is None else options.mesh_tls.towards(Role.WORKER)
+        tls = None if options.mesh_tls is None else options.mesh_tls.credentials_for(Role.WORKER)
         async with dial(worker.identity.address, tls) as channel:
             yield cls(worker, channel, options.call_seconds, options.load_progress_seconds)
 

@@ -35,7 +35,7 @@ def run(
         return runner.run(_run(main, exit_with_parent))
 
 
-def spare_the_collector() -> None:
+def tune_gc() -> None:
     """Has garbage collection look at nothing that is made so far, and at the rest more rarely.
 
     To look through what is imported takes tens of milliseconds, in which nothing runs.

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-async def run_apart(work: Coroutine[Any, Any, _T]) -> _T:
+async def run_in_child_task(work: Coroutine[Any, Any, _T]) -> _T:
     """Runs `work` in a task of its own, which has ended when this returns or is cancelled.
 
     What task groups inside do to their task stays there: one whose child fails while it is being

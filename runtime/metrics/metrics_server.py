@@ -16,7 +16,7 @@ from runtime.errors import PortTakenError
 
 
 @asynccontextmanager
-async def serving_metrics(address: str, registry: CollectorRegistry) -> AsyncIterator[str]:
+async def serve_metrics(address: str, registry: CollectorRegistry) -> AsyncIterator[str]:
     """Serves `registry` at HOST:PORT, where port 0 picks a free one; yields HOST:PORT.
 
     Raises `PortTakenError` for an address that is in use or not this machine's.

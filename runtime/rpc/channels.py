@@ -193,7 +193,7 @@ def details_from_rpc(exc: grpc.aio.AioRpcError | grpc.Call) -> bytes:
     return bytes(dict(exc.trailing_metadata() or ()).get(DETAILS_KEY, b""))
 
 
-def epoch_end_from_rpc(exc: grpc.aio.AioRpcError, who: str) -> EpochEndedError:
+def epoch_error_from_rpc(exc: grpc.aio.AioRpcError, who: str) -> EpochEndedError:
     """What the failed call to `who` says of the end of its epoch: the first cause, told once."""
     code, message = error_from_rpc(exc)
     trailer = dict(exc.trailing_metadata() or ())

@@ -26,7 +26,7 @@ _CALLERS: Final = {
 _ROLES_OF_NAMES: Final = {role.server_name: role for role in Role}
 
 
-def admit(method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+def authorize(method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     """Raises `ForbiddenPeerError` unless the caller's certificate lets it call `method`."""
     service, _, _ = method.rpartition("/")
     callers = _CALLERS.get(method) or _CALLERS.get(service)

@@ -70,7 +70,7 @@ class MeshTls:
         held = (role for role in roles if (folder / f"{role}.pem").exists())
         return cls.open(folder, next(held, Role.CLIENT))
 
-    def towards(self, role: Role | None) -> ChannelTls:
+    def credentials_for(self, role: Role | None) -> ChannelTls:
         """How to dial a process of the mesh; None: one of any role."""
         authority, certificate, key = self._read()
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)

@@ -52,7 +52,7 @@ class EpochPlan:
 
 
 def check_limits(
-    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: DialPolicy
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, dial_policy: DialPolicy
 ) -> None:
     """Refuse what does not fit the loaded part, before anything is taken for it or dialled."""
     for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
@@ -75,12 +75,12 @@ def check_limits(
         )
     _check_peers(request, loaded)
     for peer in request.next:
-        if not reach.includes(peer.address):
+        if not dial_policy.includes(peer.address):
             raise InsecureMeshError(option="the next stage's address", address=peer.address)
 
 
 def make_epoch_plan(
-    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, reach: DialPolicy
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, dial_policy: DialPolicy
 ) -> EpochPlan:
     """The plan of a request that `check_limits` has let pass."""
     hidden_size, spec = loaded.stage.config.hidden_size, loaded.stage.spec
@@ -102,7 +102,7 @@ def make_epoch_plan(
             window=request.window,
             dtype=dtype,
             hidden_interval=part,
-            tls=None if reach.tls is None else reach.tls.towards(Role.WORKER),
+            tls=None if dial_policy.tls is None else dial_policy.tls.credentials_for(Role.WORKER),
         )
         for rank, part in joined(own, hidden_size, len(request.next)).items()
     )

@@ -19,10 +19,10 @@ import grpc.aio
 from protos import mesh_pb2, mesh_pb2_grpc
 from runtime.errors import WorkerRefusedError
 from runtime.host.logs import get_logger
-from runtime.host.tasks import run_apart
+from runtime.host.tasks import run_in_child_task
 from runtime.rpc import channels
 from runtime.rpc.tls import MeshTls, Role
-from runtime.rpc.wrong_endpoint import Misdial, find_misdial
+from runtime.rpc.wrong_endpoint import WrongEndpoint, find_wrong_endpoint
 
 _FIRST_DELAY_SECONDS = 0.1
 _MAX_DELAY_SECONDS = 5.0
@@ -40,11 +40,13 @@ _REFUSALS = {
 }
 
 _MESH_HINT = "give the coordinator's --mesh address, whose port is 50051 by default"
-_MISDIAL_HINTS = {
-    Misdial.HTTP: _MESH_HINT,
-    Misdial.OTHER_SERVICE: _MESH_HINT,
-    Misdial.NO_TLS: "start the coordinator with --tls-dir, too, or this worker without",
-    Misdial.HANGS_UP: "give --tls-dir here if the coordinator has it, or else look at its log",
+_WRONG_ENDPOINT_HINTS = {
+    WrongEndpoint.HTTP: _MESH_HINT,
+    WrongEndpoint.OTHER_SERVICE: _MESH_HINT,
+    WrongEndpoint.NO_TLS: "start the coordinator with --tls-dir, too, or this worker without",
+    WrongEndpoint.HANGS_UP: (
+        "give --tls-dir here if the coordinator has it, or else look at its log"
+    ),
 }
 
 _JoinCall = grpc.aio.StreamStreamCall[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
@@ -94,7 +96,7 @@ async def stay_joined(
         reason = ""
         try:
             hello = await make_hello()
-            await run_apart(
+            await run_in_child_task(
                 _be_member(coordinator, hello, joined, departure, make_heartbeat, mesh_tls)
             )
         except* _ReleasedError:
@@ -161,7 +163,7 @@ async def _membership(
     coordinator: str, hello: mesh_pb2.Hello, mesh_tls: MeshTls | None
 ) -> AsyncIterator[tuple[_JoinCall, float]]:
     """A Join stream past its welcome, with the seconds between heartbeats that it asked for."""
-    tls = None if mesh_tls is None else mesh_tls.towards(Role.COORDINATOR)
+    tls = None if mesh_tls is None else mesh_tls.credentials_for(Role.COORDINATOR)
     async with channels.dial(coordinator, tls) as channel:
         call: _JoinCall = mesh_pb2_grpc.MeshStub(channel).Join()
         try:
@@ -232,9 +234,10 @@ async def _read(call: _JoinCall, patience_seconds: float) -> mesh_pb2.Coordinato
 def _lost(error: grpc.aio.AioRpcError) -> Exception:
     """What a broken stream means: a refusal if asking again would be answered the same."""
     _, reason = channels.error_from_rpc(error)
-    misdial = find_misdial(error)
-    if misdial is not None:
-        reason = f"what answers at --coordinator {misdial.value}; {_MISDIAL_HINTS[misdial]}"
-    if error.code() in _REFUSALS or misdial is Misdial.HTTP:
+    wrong_endpoint = find_wrong_endpoint(error)
+    if wrong_endpoint is not None:
+        hint = _WRONG_ENDPOINT_HINTS[wrong_endpoint]
+        reason = f"what answers at --coordinator {wrong_endpoint.value}; {hint}"
+    if error.code() in _REFUSALS or wrong_endpoint is WrongEndpoint.HTTP:
         return WorkerRefusedError(worker="this process", reason=reason)
     return _MembershipLostError(reason)

@@ -131,7 +131,7 @@ class NextStage:
         return Sent(time.monotonic(), num_frames, num_bytes)
 
     def _broken(self, error: grpc.aio.AioRpcError) -> EpochEndedError:
-        end = channels.epoch_end_from_rpc(error, self._name)
+        end = channels.epoch_error_from_rpc(error, self._name)
         # gRPC's own word: the next stage has said nothing.
         is_gone = end.cause == grpc.StatusCode.UNAVAILABLE.name.lower()
         return self._ended(error.details() or end.cause) if is_gone else end

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import inference_pb2, stage_pb2
 from runtime.rpc.channels import ChannelTls, dial_blocking, error_from_rpc
-from runtime.rpc.wrong_endpoint import find_misdial
+from runtime.rpc.wrong_endpoint import find_wrong_endpoint
 from stagemesh.client.rpc_error import StagemeshRpcError
 
 _ALIVE = ""
@@ -32,8 +32,8 @@ def probe(
         except grpc.RpcError as error:
             call = _call_of(error)
             message = f"{address} does not answer: {error_from_rpc(call)[1]}"
-            if (misdial := find_misdial(call)) is not None:
-                message = f"what answers at {address} {misdial.value}"
+            if (wrong_endpoint := find_wrong_endpoint(call)) is not None:
+                message = f"what answers at {address} {wrong_endpoint.value}"
             raise StagemeshRpcError("unreachable", call.code().name, message) from None
     if status is None:
         message = f"{address} is neither an API nor a worker of stagemesh"

@@ -7,17 +7,17 @@ import grpc.aio
 
 from runtime.rpc.channels import details_from_rpc, error_from_rpc
 from runtime.rpc.error_details import retry_after_seconds
-from runtime.rpc.wrong_endpoint import Misdial, find_misdial
+from runtime.rpc.wrong_endpoint import WrongEndpoint, find_wrong_endpoint
 
 _API_HINT: Final = (
     "give --target the coordinator's gRPC API, whose port is 50050 by default; `drain` asks at "
     "its --mesh address, port 50051"
 )
-_MISDIAL_HINTS: Final = {
-    Misdial.HTTP: _API_HINT,
-    Misdial.OTHER_SERVICE: _API_HINT,
-    Misdial.NO_TLS: "leave --tls-ca and --tls-dir out, or give --target another address",
-    Misdial.HANGS_UP: (
+_WRONG_ENDPOINT_HINTS: Final = {
+    WrongEndpoint.HTTP: _API_HINT,
+    WrongEndpoint.OTHER_SERVICE: _API_HINT,
+    WrongEndpoint.NO_TLS: "leave --tls-ca and --tls-dir out, or give --target another address",
+    WrongEndpoint.HANGS_UP: (
         "give --tls-ca if it is an API with a certificate, --tls-dir if it is a link of the mesh"
     ),
 }
@@ -46,9 +46,10 @@ def rpc_error(error: grpc.RpcError, target: str, *, is_quick: bool = False) -> S
     assert isinstance(error, grpc.aio.AioRpcError | grpc.Call)
     code, message = error_from_rpc(error)
     status = error.code().name
-    if (misdial := find_misdial(error)) is not None:
+    if (wrong_endpoint := find_wrong_endpoint(error)) is not None:
         code = "unreachable" if code == "unavailable" else code
-        message = f"what answers at {target} {misdial.value}; {_MISDIAL_HINTS[misdial]}"
+        hint = _WRONG_ENDPOINT_HINTS[wrong_endpoint]
+        message = f"what answers at {target} {wrong_endpoint.value}; {hint}"
     elif code == "unavailable":
         code = "unreachable"
         message = (

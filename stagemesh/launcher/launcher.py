@@ -60,7 +60,7 @@ class LocalMesh:
         self.children = self._fleet.children
         self._on_line = on_line
         self._absences = MissingWorkers(ABSENCE_SECONDS, ENDING_SECONDS)
-        tls = None if plan.mesh_tls is None else plan.mesh_tls.towards(Role.COORDINATOR)
+        tls = None if plan.mesh_tls is None else plan.mesh_tls.credentials_for(Role.COORDINATOR)
         self._client = AsyncClient(plan.mesh, tls=tls)
 
     async def until_ready(self, on_state: Callable[[MeshState], None]) -> MeshState:

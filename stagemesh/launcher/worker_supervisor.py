@@ -125,7 +125,7 @@ class WorkerSupervisor:
     def _tls(self) -> ChannelTls | None:
         """How to ask a worker that is about to start; LaunchError without the files for it."""
         try:
-            return self.plan.tls.towards(Role.WORKER) if self.plan.tls else None
+            return self.plan.tls.credentials_for(Role.WORKER) if self.plan.tls else None
         except CertificateError as error:
             raise LaunchError(problem=str(error)) from error
 

@@ -18,11 +18,11 @@ async def mesh_server(
     membership: Membership,
     heartbeat_seconds: float = 0.02,
     timeout_seconds: float = 10.0,
-    reach: DialPolicy = _ON_LOOPBACK,
+    dial_policy: DialPolicy = _ON_LOOPBACK,
 ) -> AsyncIterator[tuple[str, MeshService]]:
     """A mesh listener, which is closed at the end."""
     server = channels.make_server()
-    service = MeshService(membership, "c1", heartbeat_seconds, timeout_seconds, reach)
+    service = MeshService(membership, "c1", heartbeat_seconds, timeout_seconds, dial_policy)
     mesh_pb2_grpc.add_MeshServicer_to_server(service, server)
     address = await channels.bind(server, "127.0.0.1:0")
     await server.start()

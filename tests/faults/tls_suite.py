@@ -141,7 +141,7 @@ def test_worker_with_an_expired_certificate_does_not_start(expired: Path, secure
 
 def test_caller_with_the_certificate_of_the_mesh_is_heard(node: Path, secure: Cluster) -> None:
     # So that the refusals above are for the certificates alone.
-    tls = MeshTls.open(node, Role.COORDINATOR).towards(Role.WORKER)
+    tls = MeshTls.open(node, Role.COORDINATOR).credentials_for(Role.WORKER)
     with dial_blocking(secure.worker_at(Place(0)).address, tls) as channel:
         status: Any = channel.unary_unary("/stagemesh.v1.Stage/Status")
         assert status(b"", timeout=10)

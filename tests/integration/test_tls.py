@@ -93,7 +93,7 @@ def test_worker_lets_its_coordinator_alone_change_what_it_does(mesh: Mesh, node:
     worker = _state(mesh, node).workers[0].address
     epoch = _state(mesh, node).replicas[0].epoch
     for role in (Role.WORKER, Role.CLIENT):
-        tls = MeshTls.open(node, role).towards(Role.WORKER)
+        tls = MeshTls.open(node, role).credentials_for(Role.WORKER)
         with dial_blocking(worker, tls) as channel:
             unload: Any = channel.unary_unary("/stagemesh.v1.Stage/Unload")
             with pytest.raises(grpc.RpcError) as caught:
@@ -106,13 +106,15 @@ def test_worker_lets_its_coordinator_alone_change_what_it_does(mesh: Mesh, node:
 def test_worker_of_another_mesh_is_not_let_in(mesh: Mesh, node: Path, tmp_path: Path) -> None:
     other = make_node(tmp_path, "stranger", Role.WORKER)
     mesh_address = _mesh_address(mesh)
-    tls = MeshTls.open(other, Role.WORKER).towards(Role.COORDINATOR)
+    tls = MeshTls.open(other, Role.WORKER).credentials_for(Role.COORDINATOR)
     with (
         Client(mesh_address, tls=tls) as client,
         pytest.raises(StagemeshRpcError, match="no mesh answers"),
     ):
         client.state()
-    with Client(mesh_address, tls=MeshTls.of_any_role(node).towards(Role.COORDINATOR)) as client:
+    with Client(
+        mesh_address, tls=MeshTls.of_any_role(node).credentials_for(Role.COORDINATOR)
+    ) as client:
         assert client.state().ready
 
 

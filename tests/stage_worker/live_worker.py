@@ -61,24 +61,24 @@ async def next_result(results: ResultsCall) -> stage_pb2.StepResult:
 
 @asynccontextmanager
 async def live_workers(
-    count: int, reach: DialPolicy = ON_LOOPBACK
+    count: int, dial_policy: DialPolicy = ON_LOOPBACK
 ) -> AsyncIterator[list[LiveWorker]]:
     """`count` workers; at the end nothing of them may be left running."""
-    async with asyncio.TaskGroup() as tasks, live_worker_in(tasks, reach) as first:
+    async with asyncio.TaskGroup() as tasks, live_worker_in(tasks, dial_policy) as first:
         if count == 1:
             yield [first]
         else:
-            async with live_workers(count - 1, reach) as others:
+            async with live_workers(count - 1, dial_policy) as others:
                 yield [first, *others]
 
 
 @asynccontextmanager
 async def live_worker_in(
-    tasks: asyncio.TaskGroup, reach: DialPolicy = ON_LOOPBACK
+    tasks: asyncio.TaskGroup, dial_policy: DialPolicy = ON_LOOPBACK
 ) -> AsyncIterator[LiveWorker]:
     """One worker whose sessions run in `tasks`."""
     with closing(DeviceThread(1)) as thread:
-        worker = Worker("worker", WorkerDevice("cpu", num_threads=1), thread, tasks, reach)
+        worker = Worker("worker", WorkerDevice("cpu", num_threads=1), thread, tasks, dial_policy)
         server = channels.make_server()
         StageService(worker).add_to(server)
         address = await channels.bind(server, "127.0.0.1:0")

@@ -44,14 +44,14 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         coordinator_id: str,
         heartbeat_seconds: float,
         timeout_seconds: float,
-        reach: DialPolicy,
+        dial_policy: DialPolicy,
     ) -> None:
         self._membership = membership
         self._coordinator_id = coordinator_id
         self._heartbeat_seconds = heartbeat_seconds
         self._timeout_seconds = timeout_seconds
-        self._reach = reach
-        self._reachability = ReachabilityCheck(reach.tls)
+        self._dial_policy = dial_policy
+        self._reachability = ReachabilityCheck(dial_policy.tls)
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         identity = _identity(hello)
         try:
             self._membership.check(identity)
-            check_worker_address(identity.address, self._reach)
+            check_worker_address(identity.address, self._dial_policy)
             await self._check_reached(identity, context)
             worker = self._membership.join(identity, assignment_from_proto(hello.held))
         except RefusedWorkerError as error:

@@ -120,7 +120,7 @@ class OperatorSecurityOptions(ClientSecurityOptions):
     def channel_tls(self, role: Role | None) -> ChannelTls | None:
         """For an API, or for a process of the mesh with `role`; raises `CertificateError`."""
         if self.tls_ca is None and self.tls_dir is not None:
-            return MeshTls.of_any_role(self.tls_dir).towards(role)
+            return MeshTls.of_any_role(self.tls_dir).credentials_for(role)
         return self.api_tls()
 
 

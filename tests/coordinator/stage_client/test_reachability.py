@@ -51,7 +51,7 @@ async def test_join_where_another_worker_answers_is_told_who() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reach", "says"),
+    ("changes", "dial_policy", "says"),
     [
         (
             {"protocol_version": PROTOCOL_VERSION + 1},
@@ -67,14 +67,14 @@ async def test_join_where_another_worker_answers_is_told_who() -> None:
     ids=["version", "identity", "address", "name", "any", "any IPv6"],
 )
 async def test_join_of_a_worker_that_may_not_join_dials_nobody(
-    changes: dict[str, Any], reach: DialPolicy, says: str, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], dial_policy: DialPolicy, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 25 (CVE-2025-47277): what a stranger says has this machine connect to nothing."""
     dialled: list[str] = []
     monkeypatch.setattr(reachability, "dial", lambda address, tls: dialled.append(address))
     membership = Membership(4)
     async with (
-        mesh_server(membership, reach=reach) as (address, _),
+        mesh_server(membership, dial_policy=dial_policy) as (address, _),
         workers("a") as [worker],
     ):
         message = await worker.join_mesh(address, **changes)

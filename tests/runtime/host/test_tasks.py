@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from runtime.host.tasks import run_apart
+from runtime.host.tasks import run_in_child_task
 
 
 async def _fail_on(signal: asyncio.Event) -> None:
@@ -26,14 +26,14 @@ async def _wait_beside_a_failing_child(entered: asyncio.Event, signal: asyncio.E
 
 
 async def test_run_apart_returns_the_result() -> None:
-    assert await run_apart(asyncio.sleep(0, result=7)) == 7
+    assert await run_in_child_task(asyncio.sleep(0, result=7)) == 7
 
 
 async def test_run_apart_raises_the_error_and_leaves_no_mark_of_cancellation() -> None:
     signal = asyncio.Event()
     signal.set()
     with pytest.raises(ValueError):  # noqa: PT011 - the work's own, bare error
-        await run_apart(_fail_on(signal))
+        await run_in_child_task(_fail_on(signal))
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -41,7 +41,7 @@ async def test_run_apart_raises_the_error_and_leaves_no_mark_of_cancellation() -
 
 async def test_run_apart_cancelled_while_a_child_fails_stays_cancelled() -> None:
     entered, signal = asyncio.Event(), asyncio.Event()
-    work = asyncio.create_task(run_apart(_wait_beside_a_failing_child(entered, signal)))
+    work = asyncio.create_task(run_in_child_task(_wait_beside_a_failing_child(entered, signal)))
     await entered.wait()
     signal.set()
     work.cancel()
@@ -66,7 +66,7 @@ async def test_run_apart_whose_error_was_handled_holds_nothing_of_the_work() -> 
     gc.disable()
     try:
         with suppress(ValueError):
-            await run_apart(fail())
+            await run_in_child_task(fail())
         assert held[0]() is None
     finally:
         gc.enable()
@@ -87,7 +87,7 @@ async def test_run_apart_cancelled_while_the_work_fails_leaves_no_error_that_nob
         except asyncio.CancelledError:
             raise ValueError from None
 
-    work = asyncio.create_task(run_apart(fail_when_cancelled()))
+    work = asyncio.create_task(run_in_child_task(fail_when_cancelled()))
     await entered.wait()
     work.cancel()
     await asyncio.wait((work,))

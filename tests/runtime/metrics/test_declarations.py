@@ -21,7 +21,7 @@ def test_labelled_metrics_once_set_are_exposed_with_base_units() -> None:
 
     text = generate_latest(metrics.registry).decode()
 
-    assert 'stagemesh_requests_total{API="http",reason="stop"} 1.0' in text
+    assert 'stagemesh_requests_total{api="http",reason="stop"} 1.0' in text
     assert 'stagemesh_kv_blocks{replica="0",state="used"} 3.0' in text
     assert 'stagemesh_stage_compute_seconds_total{replica="0",stage="1"} 0.5' in text
 

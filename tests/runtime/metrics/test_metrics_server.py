@@ -11,14 +11,14 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from runtime.errors import PortTakenError
 from runtime.metrics.loop_lag import observe_loop_lag
-from runtime.metrics.metrics_server import serving_metrics
+from runtime.metrics.metrics_server import serve_metrics
 
 
 async def test_serving_metrics_on_a_free_port_answers_scrapes_until_the_end() -> None:
     registry = CollectorRegistry()
     Gauge("here", "Some gauge.", registry=registry).set(3)
 
-    async with serving_metrics("127.0.0.1:0", registry) as address:
+    async with serve_metrics("127.0.0.1:0", registry) as address:
         assert "here 3.0" in await asyncio.to_thread(_read, address)
 
     with pytest.raises(ConnectionRefusedError):
@@ -27,15 +27,15 @@ async def test_serving_metrics_on_a_free_port_answers_scrapes_until_the_end() ->
 
 async def test_serving_metrics_port_taken_raises_its_address() -> None:
     registry = CollectorRegistry()
-    async with serving_metrics("127.0.0.1:0", registry) as address:
+    async with serve_metrics("127.0.0.1:0", registry) as address:
         with pytest.raises(PortTakenError) as caught:
-            await serving_metrics(address, registry).__aenter__()
+            await serve_metrics(address, registry).__aenter__()
     assert caught.value.address == address
 
 
 async def test_serving_metrics_address_of_another_machine_says_so() -> None:
     with pytest.raises(PortTakenError, match="choose another"):
-        await serving_metrics("192.0.2.1:0", CollectorRegistry()).__aenter__()
+        await serve_metrics("192.0.2.1:0", CollectorRegistry()).__aenter__()
 
 
 async def test_loop_lag_of_a_blocked_loop_is_observed() -> None:

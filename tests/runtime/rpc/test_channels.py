@@ -14,7 +14,7 @@ from runtime.rpc.channels import (
     CHANNEL_OPTIONS,
     SERVER_OPTIONS,
     dial,
-    epoch_end_from_rpc,
+    epoch_error_from_rpc,
     error_from_rpc,
 )
 from tests.runtime.rpc.one_method import Context, serving
@@ -48,7 +48,7 @@ async def test_end_of_an_epoch_told_over_two_calls_keeps_its_cause() -> None:
         async with serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary("/test/Call")(b"", timeout=10)
-        told = epoch_end_from_rpc(caught.value, who)
+        told = epoch_error_from_rpc(caught.value, who)
 
     assert told.cause == "position"
     assert told.detail == "stage 0: stage 1: slot 3: expected position 1, got 2"
@@ -61,7 +61,7 @@ def test_end_of_an_epoch_whose_status_grpc_has_hidden_is_no_more_than_a_closed_s
         grpc.aio.Metadata(),
         "Internal error from Core",
     )
-    assert epoch_end_from_rpc(error, "stage 1").cause == "stream_closed"
+    assert epoch_error_from_rpc(error, "stage 1").cause == "stream_closed"
 
 
 async def test_handler_raising_error_ends_call_with_its_status_code_and_message() -> None:

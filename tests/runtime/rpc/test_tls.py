@@ -39,7 +39,7 @@ async def listening(tls: ServerTls | None) -> AsyncIterator[str]:
     async def answer(request: bytes, context: Context) -> bytes:
         return b"well"
 
-    server = make_server(check=peer_authorization.admit)
+    server = make_server(check=peer_authorization.authorize)
     for name in METHODS:
         service, _, method = name.partition("/")
         handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(answer)
@@ -71,7 +71,7 @@ async def test_each_role_may_call_what_is_its_own_and_nothing_else(node: Path) -
     allowed = {}
     async with listening(MeshTls.open(node, Role.WORKER)) as address:
         for role in Role:
-            tls = MeshTls.open(node, role).towards(Role.WORKER)
+            tls = MeshTls.open(node, role).credentials_for(Role.WORKER)
             answers = {method: await ask(address, tls, method) for method in METHODS}
             assert set(answers.values()) <= {"well", "forbidden_peer"}
             allowed[role] = {method for method, answer in answers.items() if answer == "well"}
@@ -120,7 +120,7 @@ async def test_caller_whose_certificate_is_worth_nothing_is_not_heard(
     async with listening(MeshTls.open(node, Role.WORKER)) as address:
         assert await ask(address, make(node)) == "unavailable"
         assert await ask(address, None) == "unavailable"
-        good = MeshTls.open(node, Role.COORDINATOR).towards(Role.WORKER)
+        good = MeshTls.open(node, Role.COORDINATOR).credentials_for(Role.WORKER)
         assert await ask(address, good) == "well"
 
 
@@ -128,23 +128,23 @@ async def test_dialling_demands_the_role_that_it_means_to_reach(node: Path) -> N
     worker = MeshTls.open(node, Role.WORKER)
     async with listening(worker) as address:
         # A worker that answers where the coordinator is expected is not believed.
-        assert await ask(address, worker.towards(Role.COORDINATOR)) == "unavailable"
-        assert await ask(address, worker.towards(Role.WORKER)) == "well"
-        assert await ask(address, worker.towards(None)) == "well"
+        assert await ask(address, worker.credentials_for(Role.COORDINATOR)) == "unavailable"
+        assert await ask(address, worker.credentials_for(Role.WORKER)) == "well"
+        assert await ask(address, worker.credentials_for(None)) == "well"
 
 
 async def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path) -> None:
     node = make_node(tmp_path)
     served, coordinator = (MeshTls.open(node, role) for role in (Role.WORKER, Role.COORDINATOR))
     async with listening(served) as address:
-        assert await ask(address, coordinator.towards(Role.WORKER)) == "well"
+        assert await ask(address, coordinator.credentials_for(Role.WORKER)) == "well"
         for old in (tmp_path / "ca.pem", tmp_path / "ca.key"):
             old.unlink()
         make_certificates(
             tmp_path, NodeRequest("n", tuple(Role), ("127.0.0.1",), DAY), is_renewal=True
         )
         # Both ends are of the new authority now, which knows nothing of the old one.
-        assert await ask(address, coordinator.towards(Role.WORKER)) == "well"
+        assert await ask(address, coordinator.credentials_for(Role.WORKER)) == "well"
 
 
 async def test_api_is_believed_for_its_hosts_by_whoever_trusts_its_authority(

@@ -14,7 +14,7 @@ from protos import mesh_pb2, mesh_pb2_grpc
 from runtime.errors import NotReadyError
 from runtime.rpc import channels
 from runtime.rpc.tls import MeshTls, Role
-from runtime.rpc.wrong_endpoint import Misdial, find_misdial
+from runtime.rpc.wrong_endpoint import WrongEndpoint, find_wrong_endpoint
 from stagemesh.certificates import LOCAL_HOSTS, NodeRequest, make_certificates
 
 
@@ -43,13 +43,13 @@ async def grpc_server(tls: MeshTls | None = None) -> AsyncIterator[str]:
         await server.stop(None)
 
 
-async def ask(address: str, tls: channels.ChannelTls | None = None) -> Misdial | None:
+async def ask(address: str, tls: channels.ChannelTls | None = None) -> WrongEndpoint | None:
     """Who is found to have answered."""
     async with channels.dial(address, tls) as channel:
         stub = mesh_pb2_grpc.OperationsStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GetState(mesh_pb2.GetStateRequest(), timeout=10)
-    return find_misdial(caught.value)
+    return find_wrong_endpoint(caught.value)
 
 
 @pytest.fixture
@@ -63,38 +63,38 @@ def tls(tmp_path: Path) -> MeshTls:
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"HTTP/1.0 505 Nope\r\nserver: x\r\n\r\n"]
 )
-async def test_misdial_of_an_http_server_is_found(answer: bytes) -> None:
+async def test_http_server_is_found(answer: bytes) -> None:
     async with http_server(answer) as address:
-        assert await ask(address) is Misdial.HTTP
+        assert await ask(address) is WrongEndpoint.HTTP
 
 
-async def test_misdial_of_a_gateway_with_nobody_behind_it_is_none() -> None:
+async def test_gateway_without_a_backend_is_no_wrong_endpoint() -> None:
     async with http_server(b"HTTP/1.1 502 Bad Gateway\r\n\r\n") as address:
         assert await ask(address) is None
 
 
-async def test_misdial_of_a_server_without_the_method_is_found() -> None:
+async def test_server_without_the_method_is_found() -> None:
     async with grpc_server() as address:
-        assert await ask(address) is Misdial.OTHER_SERVICE
+        assert await ask(address) is WrongEndpoint.OTHER_SERVICE
 
 
-async def test_misdial_of_tls_without_it_is_found(tls: MeshTls) -> None:
+async def test_tls_server_dialled_without_tls_is_found(tls: MeshTls) -> None:
     async with grpc_server(tls) as address:
-        assert await ask(address) is Misdial.HANGS_UP
+        assert await ask(address) is WrongEndpoint.HANGS_UP
 
 
-async def test_misdial_of_no_tls_with_it_is_found(tls: MeshTls) -> None:
+async def test_plain_server_dialled_with_tls_is_found(tls: MeshTls) -> None:
     async with grpc_server() as address:
-        assert await ask(address, tls.towards(Role.COORDINATOR)) is Misdial.NO_TLS
+        assert await ask(address, tls.credentials_for(Role.COORDINATOR)) is WrongEndpoint.NO_TLS
 
 
-async def test_misdial_of_nobody_is_none() -> None:
+async def test_closed_port_is_no_wrong_endpoint() -> None:
     async with grpc_server() as address:
         pass
     assert await ask(address) is None
 
 
-async def test_misdial_of_the_right_server_that_refuses_is_none() -> None:
+async def test_right_server_that_refuses_is_no_wrong_endpoint() -> None:
     class Operations(mesh_pb2_grpc.OperationsServicer):
         async def GetState(self, request: object, context: object) -> None:  # type: ignore[override]  # noqa: N802
             raise NotReadyError(phase="loading")
