@@ -18,7 +18,8 @@ from benchmarks import command
 from benchmarks.command import whole
 from benchmarks.mesh import running_mesh
 from benchmarks.serving import infer_batch
-from coordinator.telemetry.telemetry import ReplicaTelemetry, StepObserver
+from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
+from coordinator.telemetry.scheduler_telemetry import StepMetrics
 from runtime.metrics.declarations import CoordinatorMetrics
 from runtime.protocol.step import SendTiming, SequenceChunk, StageTiming, Step
 from scheduler import StageRecord
@@ -44,14 +45,14 @@ def metrics_cost(num_stages: int, batch: int) -> Cost:
     """The fastest of several rounds."""
     metrics = CoordinatorMetrics(CollectorRegistry())
     telemetry = ReplicaTelemetry(0, (1,) * num_stages, metrics)
-    observer = StepObserver(metrics, 0)
+    step_metrics = StepMetrics(metrics, 0)
     step = Step(1, chunks=tuple(SequenceChunk(slot, 200, (5,), (), True) for slot in range(batch)))
     timing = StageTiming(1e-4, 1e-3, 2e-2, 1e-3, SendTiming(0, 1e-3, 1e-3, 1, 4096))
     records = [StageRecord(1, stage, timing) for stage in range(num_stages)]
 
     def record_step() -> None:
-        observer.observe(step, 0)
-        observer.observe_prefix_cache(0, 0)
+        step_metrics.observe(step, 0)
+        step_metrics.observe_prefix_cache(0, 0)
         for record in records:
             telemetry.record(record)
         for _ in step.chunks:

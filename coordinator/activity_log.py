@@ -34,17 +34,17 @@ async def log_summaries(coordinator: Coordinator) -> Never:
 
 def log_summary(coordinator: Coordinator, before: Totals, now: Totals) -> None:
     """One line about the time between two sums, unless nothing ran in it and nothing runs."""
-    dispatcher = coordinator.dispatcher
+    router = coordinator.router
     num_generated = now.num_generated_tokens - before.num_generated_tokens
     num_prompt = now.num_prompt_tokens - before.num_prompt_tokens
-    if not (num_generated or num_prompt or dispatcher.num_requests):
+    if not (num_generated or num_prompt or router.num_requests):
         return
-    engines = dispatcher.engines
+    engines = router.engines
     num_blocks = sum(engine.num_blocks for engine in engines)
     _log.info(
         "summary",
-        running=dispatcher.num_running,
-        waiting=dispatcher.num_waiting,
+        running=router.num_running,
+        waiting=router.num_waiting,
         tokens_per_second=round(num_generated / INTERVAL_SECONDS, 1),
         prompt_tokens_per_second=round(num_prompt / INTERVAL_SECONDS, 1),
         steps_in_flight=sum(engine.num_steps_in_flight for engine in engines),
@@ -54,7 +54,7 @@ def log_summary(coordinator: Coordinator, before: Totals, now: Totals) -> None:
 
 
 def _totals(coordinator: Coordinator) -> Totals:
-    engines = coordinator.dispatcher.engines
+    engines = coordinator.router.engines
     stages = [stage for replica in coordinator.replicas for stage in replica.telemetry.totals]
     return Totals(
         num_prompt_tokens=sum(engine.num_prompt_tokens for engine in engines),

@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.admission.admission import Admission
 from coordinator.engine.engine import Engine
-from coordinator.engine.request_router import Dispatcher
+from coordinator.engine.request_router import RequestRouter
 from coordinator.membership.membership import Membership
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
 from coordinator.replica.replica import Replica
 from coordinator.replica.shared_context import SharedReplicaContext
 from coordinator.security.api_keys import ApiKeys, Tenant
-from coordinator.telemetry.telemetry import ReplicaTelemetry
+from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
 from coordinator.tokenization.model_info import ServedModel, load_served_model
 from runtime.errors import NotReadyError, ShuttingDownError, StagemeshError
 from runtime.host.logs import get_logger
@@ -46,10 +46,10 @@ class Coordinator:
         self.replicas: tuple[Replica, ...] = ()
         self.changed = asyncio.Event()
         engines = [self._make_engine(replica) for replica in range(options.dp)]
-        self.dispatcher = Dispatcher(engines, options.max_waiting, self.metrics)
+        self.router = RequestRouter(engines, options.max_waiting, self.metrics)
         self.admission = Admission(
             self.model,
-            self.dispatcher,
+            self.router,
             options.max_model_len,
             options.max_waiting,
             self.metrics,
@@ -121,7 +121,7 @@ class Coordinator:
                 engine,
                 ReplicaTelemetry(engine.replica, options.tp_sizes, self.metrics),
             )
-            for engine, plan in zip(self.dispatcher.engines, plans, strict=True)
+            for engine, plan in zip(self.router.engines, plans, strict=True)
         )
         await self._run_replicas(shared)
 
@@ -132,8 +132,8 @@ class Coordinator:
             decaying = tasks.create_task(_decay_fault_scores(shared))
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             error = NotReadyError(phase=f"failed: {self.failure}")
-            self.dispatcher.refuse(error)
-            self.dispatcher.fail_all(error)
+            self.router.refuse(error)
+            self.router.fail_all(error)
             for task in (*running, decaying):
                 task.cancel()
 
@@ -141,15 +141,15 @@ class Coordinator:
         """Takes no more requests, and ends those that are left when the grace time is over."""
         error = ShuttingDownError()
         was_ready, self._is_stopping = self.is_ready, True
-        self.dispatcher.refuse(error)
+        self.router.refuse(error)
         self._refuse_model(error)
         if was_ready:
             try:
                 async with asyncio.timeout(self.options.grace_seconds):
-                    await self.dispatcher.drained()
+                    await self.router.drained()
             except TimeoutError:
-                _log.warning("requests_cut_off", num_requests=self.dispatcher.num_requests)
-        self.dispatcher.fail_all(error)
+                _log.warning("requests_cut_off", num_requests=self.router.num_requests)
+        self.router.fail_all(error)
 
     def _make_engine(self, replica: int) -> Engine:
         options = self.options
@@ -164,10 +164,10 @@ class Coordinator:
 
     def _expose_load(self) -> None:
         """Gauges are read where the figures are, whenever somebody asks."""
-        metrics, dispatcher, membership = self.metrics, self.dispatcher, self.membership
-        metrics.requests_running.set_function(lambda: dispatcher.num_running)
-        metrics.requests_waiting.set_function(lambda: dispatcher.num_waiting)
-        for engine in dispatcher.engines:
+        metrics, router, membership = self.metrics, self.router, self.membership
+        metrics.requests_running.set_function(lambda: router.num_running)
+        metrics.requests_waiting.set_function(lambda: router.num_waiting)
+        for engine in router.engines:
             _expose_engine(metrics, engine)
         metrics.workers.labels("spare").set_function(lambda: len(membership.free))
         metrics.workers.labels("used").set_function(
@@ -178,7 +178,7 @@ class Coordinator:
         self._failure = str(error)
         _log.error("model_failed", model=self.options.model, cause=self._failure)
         refusal = NotReadyError(phase=f"failed: {self._failure}")
-        self.dispatcher.refuse(refusal)
+        self.router.refuse(refusal)
         self._refuse_model(refusal)
         self.changed.set()
 

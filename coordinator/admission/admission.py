@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from coordinator.admission.sequence_factory import RequestOrigin, TokenizedRequest, make_generations
-from coordinator.engine.request_router import Dispatcher
+from coordinator.engine.request_router import RequestRouter
 from coordinator.output.choice_stream import Generation
 from coordinator.output.output_stream import OutputStream
 from coordinator.requests.grammar_compiler import compile_grammar
@@ -57,19 +57,19 @@ class Admission:
     def __init__(
         self,
         model: asyncio.Future[ServedModel],
-        dispatcher: Dispatcher,
+        router: RequestRouter,
         max_model_len: int | None,
         max_waiting: int,
         metrics: CoordinatorMetrics,
     ) -> None:
         """`model` may still be loading: requests wait for it, at most `max_waiting` of them."""
         self._loading = model
-        self._dispatcher = dispatcher
+        self._router = router
         self._max_model_len = max_model_len
         self.max_prompts = max_waiting
         self._num_early = 0
         self._metrics = metrics
-        self._quotas = Quotas(dispatcher.clock)
+        self._quotas = Quotas(router.clock)
         # Requests between their admission and their end.
         self._admitted: dict[tuple[str, str], list[_Admitted]] = {}
         self._sequence_ids = itertools.count(1)
@@ -88,7 +88,7 @@ class Admission:
         Raises what `check_request` says, `EmptyPromptError`, `PromptTooLongError`,
         `QueueFullError`, what `Quotas.admit` does, and why nothing is served if that is so.
         """
-        arrival = self._dispatcher.clock()
+        arrival = self._router.clock()
         admitted: _Admitted | None = None
         try:
             with self._quotas.admit(tenant) as account:
@@ -114,7 +114,7 @@ class Admission:
         output, generations = make_generations(
             tokenized, model, RequestOrigin(tenant.name, arrival, account), self._sequence_ids
         )
-        self._dispatcher.submit(generations)
+        self._router.submit(generations)
         num_tokens = [len(prompt) for prompt in tokenized.prompts]
         account.charge(sum(num_tokens))
         key = (tenant.name, request.request_id)
@@ -132,7 +132,7 @@ class Admission:
         else:
             del self._admitted[admitted.key]
         error = DeadlineExceededError if is_late else RequestCancelledError
-        num_unfinished = self._dispatcher.cancel(admitted.generations, error.code)
+        num_unfinished = self._router.cancel(admitted.generations, error.code)
         tenant, request_id = admitted.key
         log = _log.bind(request_id=request_id, tenant=tenant)
         log.info("request_ended", num_unfinished=num_unfinished)
@@ -145,12 +145,12 @@ class Admission:
         admitted = self._admitted.get((tenant.name, request_id), ())
         for request in admitted:
             request.output.fail(RequestCancelledError())
-            self._dispatcher.cancel(request.generations)
+            self._router.cancel(request.generations)
         return len(admitted)
 
     def max_model_len(self, model: ServedModel) -> int:
         """The longest prompt and answer together: the replica's, once there was one."""
-        limits = self._dispatcher.limits
+        limits = self._router.limits
         most = self._max_model_len or model.config.max_position_embeddings
         return limits.max_model_len if limits is not None else most
 

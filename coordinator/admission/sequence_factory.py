@@ -11,7 +11,7 @@ from coordinator.admission.slot_sampling import slot_sampling
 from coordinator.output.choice_stream import Generation
 from coordinator.output.detokenizer import Detokenizer
 from coordinator.output.output_stream import OutputStream
-from coordinator.output.output_text import AnswerText
+from coordinator.output.output_text import OutputText
 from coordinator.output.stop_strings import StopStrings
 from coordinator.requests.types import GenerationRequest
 from coordinator.security.rate_limits import Account
@@ -65,7 +65,7 @@ def make_generations(
         sequence = _make_sequence(next(sequence_ids), tokenized, index, sampling, stop_ids, asker)
         stops = StopStrings(request.stop, request.include_stop)
         detokenizer = Detokenizer(model.tokenizer, prompt)
-        text = AnswerText(detokenizer, stops, request.min_tokens)
+        text = OutputText(detokenizer, stops, request.min_tokens)
         generations.append(Generation(sequence, number, text, output, asker.account, request.api))
     return output, generations
 

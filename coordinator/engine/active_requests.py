@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from coordinator.output.choice_stream import Generation
 from coordinator.requests.types import Finish
-from coordinator.telemetry.telemetry import observe_finish
 from runtime.metrics.declarations import CoordinatorMetrics
 
 
@@ -54,7 +53,7 @@ class ActiveRequests:
         """It came to its own end."""
         self._remove(generation)
         self._metrics.replica_requests.labels(self._replica).inc()
-        observe_finish(self._metrics, generation.api, finish)
+        _observe_finish(self._metrics, generation.api, finish)
 
     def drop(self, generation: Generation, code: str) -> None:
         """It ended for the reason that `code` names."""
@@ -76,3 +75,21 @@ class ActiveRequests:
         self.num_logprobs -= generation.request.sampling.num_logprobs
         if not self._generations:
             self._idle.set()
+
+
+def _observe_finish(metrics: CoordinatorMetrics, api: str, finish: Finish) -> None:
+    """Counts a choice that finished, and observes its lengths and times."""
+    metrics.requests.labels(api, finish.reason.value).inc()
+    timings, num_tokens = finish.timings, finish.usage.completion_tokens
+    metrics.prompt_length.observe(finish.usage.prompt_tokens)
+    metrics.generation_length.observe(num_tokens)
+    if num_tokens == 0:
+        return
+    decode_seconds = timings.total_seconds - timings.first_token_seconds
+    metrics.time_to_first_token.observe(timings.first_token_seconds)
+    metrics.request_seconds.observe(timings.total_seconds)
+    metrics.queue_seconds.observe(timings.queue_seconds)
+    metrics.prefill_seconds.observe(timings.first_token_seconds - timings.queue_seconds)
+    metrics.decode_seconds.observe(decode_seconds)
+    if num_tokens > 1:
+        metrics.time_per_output_token.observe(decode_seconds / (num_tokens - 1))

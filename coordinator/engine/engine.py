@@ -2,7 +2,7 @@
 
 It outlives epochs: requests that no other replica takes wait here while no epoch serves, and go on
 where they were when the next one does. It never waits for a client, never talks to a worker itself
-and does not choose its requests: `dispatcher.py` does. Longer than other files, so that every way
+and does not choose its requests: `router.py` does. Longer than other files, so that every way
 in which a request comes, goes on and leaves stands in one place.
 """
 
@@ -17,8 +17,7 @@ from coordinator.engine.step_loop import Clock, StepListener, StepLoop
 from coordinator.output.choice_stream import Generation
 from coordinator.output.output_processor import OutputProcessor
 from coordinator.stage_client.epoch_streams import EpochStreams
-from coordinator.telemetry.scheduler_telemetry import SchedulerTelemetry
-from coordinator.telemetry.telemetry import StepObserver
+from coordinator.telemetry.scheduler_telemetry import SchedulerMetrics, StepMetrics
 from runtime.errors import EpochEndedError, RequestCancelledError, StagemeshError
 from runtime.metrics.declarations import CoordinatorMetrics
 from scheduler import (
@@ -71,8 +70,8 @@ class Engine:
         # How fast the waiting line gets shorter.
         self.queue = QueueForecast()
         self._metrics = metrics
-        self._steps = StepObserver(metrics, replica)
-        self._insights = SchedulerTelemetry(metrics, replica)
+        self._steps = StepMetrics(metrics, replica)
+        self._insights = SchedulerMetrics(metrics, replica)
         self._roster = ActiveRequests(metrics, replica)
         self._detector = PoisonRequestDetector(self._isolate)
 

@@ -34,7 +34,7 @@ from scheduler import (
 MAX_LOGPROBS_PER_STEP: Final = 1 << 18
 
 
-class Dispatcher:
+class RequestRouter:
     """All requests of a coordinator, over the engines of its replicas, in the order of these."""
 
     def __init__(

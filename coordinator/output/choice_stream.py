@@ -1,7 +1,7 @@
 """Owns one choice's way through the engine: its text, its timings and what its client is told."""
 
 from coordinator.output.output_stream import OutputStream
-from coordinator.output.output_text import AnswerText
+from coordinator.output.output_text import OutputText
 from coordinator.requests.types import Finish, PromptToken, Timings, Usage
 from coordinator.security.rate_limits import Account
 from runtime.errors import StagemeshError
@@ -19,7 +19,7 @@ class Generation:
         self,
         request: SequenceRequest,
         number: int,
-        text: AnswerText,
+        text: OutputText,
         output: OutputStream,
         account: Account,
         api: str,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from coordinator.engine.active_requests import ActiveRequests
 from coordinator.engine.poison_request_detector import PoisonRequestDetector
 from coordinator.output.choice_stream import Generation
-from coordinator.telemetry.telemetry import StepObserver
+from coordinator.telemetry.scheduler_telemetry import StepMetrics
 from runtime.errors import GrammarError, StagemeshError
 from runtime.metrics.declarations import CoordinatorMetrics
 from runtime.protocol.step import Step
@@ -24,7 +24,7 @@ class OutputProcessor:
         roster: ActiveRequests,
         detector: PoisonRequestDetector,
         queue: QueueForecast,
-        steps: StepObserver,
+        steps: StepMetrics,
         metrics: CoordinatorMetrics,
         fail: Callable[[Generation, StagemeshError], None],
     ) -> None:

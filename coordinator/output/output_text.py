@@ -4,7 +4,7 @@ from coordinator.output.detokenizer import Detokenizer
 from coordinator.output.stop_strings import StopStrings
 
 
-class AnswerText:
+class OutputText:
     """Detokenizes, and cuts at a stop string once `min_tokens` tokens are there."""
 
     def __init__(self, detokenizer: Detokenizer, stops: StopStrings, min_tokens: int) -> None:

@@ -9,7 +9,7 @@ from coordinator.tokenization.tokenizer import Tokenizer
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
-class TokenTexts:
+class TokenBytes:
     """The bytes of single tokens; those of an answer's tokens make up its text.
 
     A tokenizer that writes half a character as one token still tells its bytes.

@@ -11,7 +11,7 @@ from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import served_len
 from coordinator.stage_client.stage_client import EpochPlan, RankPosition, StageClient
-from coordinator.telemetry.telemetry import ReplicaTelemetry
+from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
 from runtime.errors import FingerprintMismatchError, WorkerRefusedError
 from runtime.host.logs import get_logger
 from runtime.protocol.backends import BACKEND_DEVICES

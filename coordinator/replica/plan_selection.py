@@ -17,7 +17,7 @@ from coordinator.planning.replica_layout import resolve_dtype, with_dtype
 from coordinator.planning.worker_assignment import assign_workers, describe_shortage
 from coordinator.replica.retry_policy import FormationRetryPolicy
 from coordinator.replica.shared_context import SharedReplicaContext
-from coordinator.telemetry.telemetry import ReplicaTelemetry
+from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
 from runtime.errors import StagemeshError
 
 

@@ -33,7 +33,7 @@ from coordinator.replica.shared_context import SharedReplicaContext
 from coordinator.stage_client.epoch_streams import open_streams
 from coordinator.stage_client.root_cause import run_to_failure
 from coordinator.stage_client.stage_client import EpochId, EpochPlan, StageClient
-from coordinator.telemetry.telemetry import ReplicaTelemetry
+from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
 from runtime.errors import StagemeshError
 from runtime.host.logs import get_logger
 from runtime.version import BUILD
@@ -234,8 +234,8 @@ class Replica:
 
     def _show_start(self, limits: SchedulerLimits) -> None:
         layers = [part.num_layers for part in self.assignments if part.rank == 0]
-        self.telemetry.show_stages(layers)
-        self.telemetry.show_cache(limits)
+        self.telemetry.export_stages(layers)
+        self.telemetry.export_cache_config(limits)
         num_kv_tokens = limits.num_blocks * limits.block_size
         self._log.info(
             "replica_serving",

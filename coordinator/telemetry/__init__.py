@@ -1,1 +1,1 @@
-"""What is counted: steps, stages, schedulers, requests."""
+"""Collects and exports metrics of stages, schedulers and replicas."""

@@ -1,17 +1,54 @@
-"""Owns what the scheduler thinks, for Prometheus and for operators: one snapshot, both ways out."""
+"""Exports the scheduler: its steps and snapshots as metrics, its snapshot as a proto message."""
 
 import math
 from dataclasses import asdict
+from typing import Final
 
 from protos import mesh_pb2
 from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.step import Step
 from scheduler import SchedulerInsight
 
+# A prompt chunk of one token counts as a decode.
+_PHASES: Final = ("prefill", "decode")
 
-class SchedulerTelemetry:
-    """One replica's scheduler on the metrics; told a snapshot whenever somebody will read them.
 
-    Sums of an epoch become counters here, so it must be told once more before an epoch's sums go.
+class StepMetrics:
+    """Metrics of the steps of one replica: tokens, sequences, preemptions, prefix cache hits."""
+
+    def __init__(self, metrics: CoordinatorMetrics, replica: int) -> None:
+        self._tokens = [metrics.step_tokens.labels(str(replica), phase) for phase in _PHASES]
+        self._sequences = [metrics.step_sequences.labels(str(replica), phase) for phase in _PHASES]
+        self._preemptions = metrics.preemptions.labels(str(replica))
+        self._num_preemptions = 0
+        self._queried_tokens = metrics.prefix_queried_tokens.labels(str(replica))
+        self._hit_tokens = metrics.prefix_hit_tokens.labels(str(replica))
+        self._num_queried_tokens = self._num_hit_tokens = 0
+
+    def observe(self, step: Step, num_preemptions: int) -> None:
+        """Observes one step; `num_preemptions` is the sum since the start."""
+        self._preemptions.inc(num_preemptions - self._num_preemptions)
+        self._num_preemptions = num_preemptions
+        lengths = [len(chunk.token_ids) for chunk in step.chunks]
+        num_decodes = lengths.count(1)
+        num_tokens = (sum(lengths) - num_decodes, num_decodes)
+        num_sequences = (len(lengths) - num_decodes, num_decodes)
+        for phase, _ in enumerate(_PHASES):
+            if num_sequences[phase]:
+                self._tokens[phase].observe(num_tokens[phase])
+                self._sequences[phase].observe(num_sequences[phase])
+
+    def observe_prefix_cache(self, num_queried_tokens: int, num_hit_tokens: int) -> None:
+        """Counts prefix cache lookups; both arguments are sums since the start."""
+        self._queried_tokens.inc(num_queried_tokens - self._num_queried_tokens)
+        self._hit_tokens.inc(num_hit_tokens - self._num_hit_tokens)
+        self._num_queried_tokens, self._num_hit_tokens = num_queried_tokens, num_hit_tokens
+
+
+class SchedulerMetrics:
+    """Metrics of one replica's scheduler, set from its snapshot when the metrics are read.
+
+    Counters grow by the difference of an epoch's sums, so `update` must run before these are reset.
     """
 
     def __init__(self, metrics: CoordinatorMetrics, replica: int) -> None:
@@ -20,11 +57,11 @@ class SchedulerTelemetry:
         self._counted: dict[tuple[str, str], float] = {}
 
     def start_epoch(self) -> None:
-        """Sums begin at zero again."""
+        """Expects sums that start at zero."""
         self._counted.clear()
 
     def update(self, insight: SchedulerInsight) -> None:
-        """Sets every gauge, and adds to the counters what is new."""
+        """Sets every gauge and increases the counters by what is new."""
         metrics, replica = self._metrics, self._replica
         gauges = {
             metrics.scheduler_steps_in_flight_target: insight.num_steps_in_flight,
@@ -61,7 +98,7 @@ class SchedulerTelemetry:
 
 
 def scheduler_state(insight: SchedulerInsight) -> mesh_pb2.SchedulerState:
-    """The same on the wire; 0 stands for what is unbounded or was not measured."""
+    """The snapshot as a message; 0 stands for unbounded and for not measured."""
     return mesh_pb2.SchedulerState(
         policy=insight.policy,
         steps_in_flight_target=insight.num_steps_in_flight,

@@ -14,10 +14,10 @@ from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 
 
 def idle_coordinator(num_requests: int = 0) -> Coordinator:
-    dispatcher = SimpleNamespace(
+    router = SimpleNamespace(
         num_requests=num_requests, num_running=num_requests, num_waiting=0, engines=()
     )
-    return cast("Coordinator", SimpleNamespace(dispatcher=dispatcher, replicas=()))
+    return cast("Coordinator", SimpleNamespace(router=router, replicas=()))
 
 
 def lines(coordinator: Coordinator, before: Totals, now: Totals) -> list[Any]:

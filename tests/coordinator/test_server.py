@@ -194,11 +194,11 @@ async def test_stop_while_the_model_loads_ends_cleanly(
 
 
 async def test_refused_requests_leave_no_traceback_behind(toy_folder: Path) -> None:
-    dispatcher = Coordinator(CoordinatorOptions(model=str(toy_folder))).dispatcher
-    dispatcher.refuse(error := ShuttingDownError())
+    router = Coordinator(CoordinatorOptions(model=str(toy_folder))).router
+    router.refuse(error := ShuttingDownError())
     depths = []
     for _ in range(3):
         with pytest.raises(ShuttingDownError):
-            dispatcher.submit([])
+            router.submit([])
         depths.append(len(traceback.extract_tb(error.__traceback__)))
     assert depths[0] == depths[2]

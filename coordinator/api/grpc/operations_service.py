@@ -8,8 +8,8 @@ from coordinator.coordinator import Coordinator
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.replica.phases import Phase
 from coordinator.replica.replica import Replica
+from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
 from coordinator.telemetry.scheduler_telemetry import scheduler_state
-from coordinator.telemetry.telemetry import ReplicaTelemetry
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.checkpoints.model_store import served_name
 from runtime.errors import InvalidRequestError
@@ -53,7 +53,7 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
 
 def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
     """The whole state at this moment."""
-    dispatcher = coordinator.dispatcher
+    router = coordinator.router
     replicas = {replica.number: replica for replica in coordinator.replicas}
     return mesh_pb2.GetStateResponse(
         build=BUILD,
@@ -61,8 +61,8 @@ def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
         model=served_name(coordinator.options.model),
         ready=coordinator.is_ready,
         phase=coordinator.phase,
-        num_running=dispatcher.num_running,
-        num_waiting=dispatcher.num_waiting,
+        num_running=router.num_running,
+        num_waiting=router.num_waiting,
         replicas=[_replica_state(replica) for replica in coordinator.replicas],
         workers=[
             _worker_info(worker, None if worker.replica is None else replicas[worker.replica])
@@ -70,7 +70,7 @@ def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
         ],
         failure=coordinator.failure,
         uptime_seconds=coordinator.uptime_seconds,
-        max_model_len=dispatcher.limits.max_model_len if dispatcher.limits else 0,
+        max_model_len=router.limits.max_model_len if router.limits else 0,
         mesh_address=coordinator.mesh_address,
         recoveries=[
             recovery

@@ -6,7 +6,7 @@ from typing import Final
 from coordinator.api.http.json_reader import Fields, as_object, refuse, text
 from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
 from coordinator.api.http.response_builder import JSON, ChoiceAccumulator, ParsedCall, finish_name
-from coordinator.output.token_bytes import TokenTexts
+from coordinator.output.token_bytes import TokenBytes
 from coordinator.requests.types import ChatPrompt, Update
 from coordinator.requests.validation import check_chat
 from coordinator.tokenization.model_info import ServedModel
@@ -86,7 +86,7 @@ class ChatForm:
 
     def __init__(self, model: ServedModel, has_logprobs: bool) -> None:
         self.model_name = model.name
-        self._texts = TokenTexts(model.tokenizer) if has_logprobs else None
+        self._texts = TokenBytes(model.tokenizer) if has_logprobs else None
 
     def openings(self, index: int) -> Iterator[JSON]:
         """The role comes first, and once."""
@@ -119,7 +119,7 @@ def _delta(index: int, delta: JSON, logprobs: JSON | None, reason: str | None) -
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _token(token: SampledToken, texts: TokenTexts) -> JSON:
+def _token(token: SampledToken, texts: TokenBytes) -> JSON:
     top = zip(token.top_ids, token.top_logprobs, strict=True)
     return {
         **_logprob(token.token_id, token.logprob, texts),
@@ -127,6 +127,6 @@ def _token(token: SampledToken, texts: TokenTexts) -> JSON:
     }
 
 
-def _logprob(token_id: int, logprob: float, texts: TokenTexts) -> JSON:
+def _logprob(token_id: int, logprob: float, texts: TokenBytes) -> JSON:
     raw = texts.raw(token_id)
     return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}

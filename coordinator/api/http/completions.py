@@ -8,7 +8,7 @@ from coordinator.api.http.json_reader import Fields, integer, refuse, text
 from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
 from coordinator.api.http.response_builder import JSON, ChoiceAccumulator, ParsedCall, finish_name
 from coordinator.output.detokenizer import PromptEcho
-from coordinator.output.token_bytes import TokenTexts
+from coordinator.output.token_bytes import TokenBytes
 from coordinator.requests.types import Prompt, PromptToken, TextPrompt, TokenPrompt, Update
 from coordinator.tokenization.model_info import ServedModel
 from runtime.protocol.step import SampledToken
@@ -77,7 +77,7 @@ class CompletionForm:
         self._tokenizer = model.tokenizer
         self._echo = echo
         self._num_choices = num_choices
-        self._texts = TokenTexts(model.tokenizer) if has_logprobs else None
+        self._texts = TokenBytes(model.tokenizer) if has_logprobs else None
         self._offsets: dict[int, int] = {}
         # By choice, while a stream has not told its whole prompt.
         self._open: dict[int, PromptEcho] = {}

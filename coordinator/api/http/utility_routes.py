@@ -33,7 +33,7 @@ class UtilityRoutes:
     async def models(self, request: Request) -> Response:
         """The one model that is or will be served."""
         coordinator = self._coordinator
-        limits = coordinator.dispatcher.limits
+        limits = coordinator.router.limits
         model = {
             "id": served_name(coordinator.options.model),
             "object": "model",
@@ -94,7 +94,7 @@ class UtilityRoutes:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text, or OpenMetrics for who asks for it."""
-        for engine in self._coordinator.dispatcher.engines:
+        for engine in self._coordinator.router.engines:
             engine.observe_scheduler()
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         body = encode(self._coordinator.metrics.registry)

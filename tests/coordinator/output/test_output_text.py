@@ -3,15 +3,15 @@
 from pathlib import Path
 
 from coordinator.output.detokenizer import Detokenizer
-from coordinator.output.output_text import AnswerText
+from coordinator.output.output_text import OutputText
 from coordinator.output.stop_strings import StopStrings
 from coordinator.tokenization.tokenizer import Tokenizer
 from runtime.model_config.model_config import load_model_config
 
 
-def make_text(folder: Path, stop: str, min_tokens: int) -> AnswerText:
+def make_text(folder: Path, stop: str, min_tokens: int) -> OutputText:
     tokenizer = Tokenizer.load(folder, load_model_config(folder))
-    return AnswerText(Detokenizer(tokenizer), StopStrings([stop], False), min_tokens)
+    return OutputText(Detokenizer(tokenizer), StopStrings([stop], False), min_tokens)
 
 
 def test_stop_string_before_min_tokens_does_not_count(toy_folder: Path) -> None:
