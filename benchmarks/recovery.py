@@ -17,6 +17,7 @@ import psutil
 
 from benchmarks import command
 from benchmarks.command import whole
+from runtime.backoff import Backoff
 from runtime.host.logs import configure_logging
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 from stagemesh.cli.options.common import (
@@ -41,7 +42,8 @@ async def mesh_with_standby(model: str, num_kills: int) -> AsyncIterator[AsyncCl
     logs = LogOptions(log_level="error")
     plan = make_launch_plan(model, mesh_options, DeviceOptions(threads=1), logs)
     plan = replace(plan, workers=replace(plan.workers, num_workers=3))
-    restarts = RestartPolicy(max_restarts=num_kills, first_delay_seconds=0.1, healthy_seconds=0.0)
+    backoff = Backoff(0.1, 30.0)
+    restarts = RestartPolicy(max_restarts=num_kills, backoff=backoff, healthy_seconds=0.0)
     async with local_mesh(plan, lambda line: print(line, file=sys.stderr), restarts) as mesh:
         await mesh.until_ready(lambda state: None)
         async with AsyncClient(plan.target) as client:

@@ -8,6 +8,7 @@ better workers instead.
 
 from typing import Final
 
+from runtime.backoff import Backoff
 from runtime.errors import (
     BadRequestError,
     BrokenModelError,
@@ -23,16 +24,13 @@ LASTING: Final = (BadRequestError, BrokenModelError, RefusedWorkerError)
 
 # Tries in a row that failed in the very same words: the next one would too.
 _MAX_EQUAL_FAILURES: Final = 5
-# A mesh that has served tries for ever, and a float ends after 1,023 doublings.
-_MAX_DOUBLINGS: Final = 16
 
 
 class FormationRetryPolicy:
     """The failures of one replica; pauses are in seconds."""
 
     def __init__(self, backoff_seconds: float, max_backoff_seconds: float) -> None:
-        self._backoff_seconds = backoff_seconds
-        self._max_backoff_seconds = max_backoff_seconds
+        self._backoff = Backoff(backoff_seconds, max_backoff_seconds)
         self._last_words = ""
         self._num_failures = 0
         self._num_equal_failures = 0
@@ -61,9 +59,8 @@ class FormationRetryPolicy:
 
     @property
     def pause_seconds(self) -> float:
-        """Before the next try; doubled with each one in a row that did not come to serve."""
-        doublings = min(self._num_failures, _MAX_DOUBLINGS)
-        return min(self._backoff_seconds * 2.0**doublings, self._max_backoff_seconds)
+        """The pause before the next attempt; doubles with each attempt in a row that fails."""
+        return self._backoff.pause_seconds(self._num_failures)
 
 
 def _words(cause: StagemeshError) -> str:

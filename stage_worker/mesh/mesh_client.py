@@ -8,7 +8,7 @@ streams.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Never
@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from protos import mesh_pb2, mesh_pb2_grpc
+from runtime.backoff import Backoff
 from runtime.errors import WorkerRefusedError
 from runtime.host.logs import get_logger
 from runtime.host.tasks import run_in_child_task
@@ -24,8 +25,8 @@ from runtime.rpc import channels
 from runtime.rpc.tls import MeshTls, Role
 from runtime.rpc.wrong_endpoint import WrongEndpoint, find_wrong_endpoint
 
-_FIRST_DELAY_SECONDS = 0.1
-_MAX_DELAY_SECONDS = 5.0
+# With jitter, so that the workers of a restarted coordinator do not all join at once.
+_BACKOFF = Backoff(first_seconds=0.1, max_seconds=5.0)
 _WELCOME_SECONDS = 10.0
 # Heartbeats that may be missed before the coordinator counts as gone.
 _NUM_MISSED = 5
@@ -120,7 +121,7 @@ class _Tries:
 
     def start_over(self) -> None:
         """It came in: the next loss is news again, and is answered at once."""
-        self._delays = retry_delays(self._jitter)
+        self._num_failures = 0
         self._said: str | None = None
 
     async def pause_after(self, reason: str) -> None:
@@ -128,7 +129,9 @@ class _Tries:
         if reason != self._said:
             self._said = reason
             _log.info("not_joined", coordinator=self._coordinator, reason=reason)
-        await asyncio.sleep(next(self._delays))
+        pause_seconds = _BACKOFF.pause_seconds(self._num_failures, self._jitter)
+        self._num_failures += 1
+        await asyncio.sleep(pause_seconds)
 
 
 async def _be_member(
@@ -145,17 +148,6 @@ async def _be_member(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_speak(call, heartbeat_seconds, departure, make_heartbeat))
             await _listen(call, _NUM_MISSED * heartbeat_seconds)
-
-
-def retry_delays(jitter: random.Random) -> Iterator[float]:
-    """Seconds to wait before each try: doubled up to a maximum, each cut by up to a half.
-
-    The jitter keeps the workers of a restarted coordinator from coming all at once.
-    """
-    longest = _FIRST_DELAY_SECONDS
-    while True:
-        yield longest * jitter.uniform(0.5, 1.0)
-        longest = min(2 * longest, _MAX_DELAY_SECONDS)
 
 
 @asynccontextmanager

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from runtime.backoff import Backoff
 from stagemesh.client.rpc_error import StagemeshRpcError
 
 RETRY_SECONDS: Final = 30.0
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
+_BACKOFF: Final = Backoff(first_seconds=0.1, max_seconds=2.0)
 # The server is gone, or says that it goes.
 _GONE: Final = ("unreachable", "shutting_down")
 # What refuses a request that has cost nothing yet, and may have room for it later.
@@ -39,7 +40,7 @@ class Attempts:
         self._retry_seconds = retry_seconds
         self._give_up_at: float | None = None
         self._was_reached = False
-        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._num_failures = 0
         self._jitter = random.Random()
 
     @property
@@ -60,10 +61,10 @@ class Attempts:
             self._give_up_at = now + self._retry_seconds
         if has_updates or not self._may_pass(error):
             raise error
-        # The jitter keeps clients apart that were told the same.
-        pause_seconds = self._pause_seconds * self._jitter.uniform(0.5, 1.0)
+        # The jitter separates clients that got the same `retry_after_seconds`.
+        pause_seconds = _BACKOFF.pause_seconds(self._num_failures, self._jitter)
         pause_seconds += error.retry_after_seconds or 0.0
-        self._pause_seconds = min(2 * self._pause_seconds, _MAX_PAUSE_SECONDS)
+        self._num_failures += 1
         left = min(self._give_up_at, self._deadline or self._give_up_at) - now
         if pause_seconds > left:
             raise error

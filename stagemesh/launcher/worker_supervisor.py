@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from runtime.backoff import Backoff
 from runtime.errors import CertificateError, LaunchError
 from runtime.rpc.channels import ChannelTls
 from runtime.rpc.tls import MeshTls, Role
@@ -27,17 +28,14 @@ class RestartPolicy:
     """
 
     max_restarts: int = 5
-    first_delay_seconds: float = 0.5
-    max_delay_seconds: float = 30.0
+    backoff: Backoff = Backoff(first_seconds=0.5, max_seconds=30.0)
     healthy_seconds: float = 60.0
 
     def delay_seconds(self, num_quick_ends: int) -> float:
         """Before a worker is started again that has ended so often in a row."""
         if num_quick_ends == 0:
             return 0.0
-        # Bounded, because a clean end is forgiven for ever.
-        doublings = min(num_quick_ends - 1, 16)
-        return min(self.first_delay_seconds * 2.0**doublings, self.max_delay_seconds)
+        return self.backoff.pause_seconds(num_quick_ends - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,10 +79,3 @@ def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None
         retry_policy.count(DIED, has_just_served=has_just_served)
         pauses.append(retry_policy.pause_seconds)
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.1])
-
-
-def test_patience_pause_after_thousands_of_failures_is_the_longest() -> None:
-    retry_policy = FormationRetryPolicy(0.1, 5.0)
-    for _ in range(2000):
-        retry_policy.count(DIED, has_just_served=False)
-    assert retry_policy.pause_seconds == 5.0

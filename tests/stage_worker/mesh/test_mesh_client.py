@@ -1,8 +1,6 @@
 """Membership from the worker's side, against a coordinator that the test plays."""
 
 import asyncio
-import itertools
-import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,8 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from protos import mesh_pb2
+from runtime.backoff import Backoff
 from stage_worker.mesh import mesh_client
-from stage_worker.mesh.mesh_client import retry_delays, stay_joined
+from stage_worker.mesh.mesh_client import stay_joined
 from tests.stage_worker.mesh.played_coordinator import (
     HELLO,
     WAIT_SECONDS,
@@ -46,8 +45,7 @@ async def _joining(
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_client, "_FIRST_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(mesh_client, "_MAX_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(mesh_client, "_BACKOFF", Backoff(0.01, 0.05))
 
 
 async def test_stay_joined_refused_in_the_same_words_over_and_over_logs_them_once() -> None:
@@ -154,16 +152,3 @@ async def test_stay_joined_first_message_is_no_welcome_dials_again() -> None:
     async with serving(mesh) as address, _joining(address):
         for _ in range(2):
             await mesh.hellos.get()
-
-
-def test_retry_delays_double_up_to_the_maximum_with_jitter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mesh_client, "_FIRST_DELAY_SECONDS", 1.0)
-    monkeypatch.setattr(mesh_client, "_MAX_DELAY_SECONDS", 5.0)
-
-    delays = list(itertools.islice(retry_delays(random.Random(0)), 6))
-
-    for delay, longest in zip(delays, (1.0, 2.0, 4.0, 5.0, 5.0, 5.0), strict=True):
-        assert longest / 2 <= delay <= longest
-    assert len(set(delays)) == 6

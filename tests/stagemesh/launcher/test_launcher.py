@@ -10,6 +10,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from runtime.backoff import Backoff
 from runtime.errors import LaunchError
 from stagemesh.launcher import launcher, worker_supervisor
 from stagemesh.launcher.child_process import ChildProcess
@@ -63,7 +64,7 @@ async def test_coordinator_that_refuses_ends_the_launch_with_its_reason() -> Non
 
 async def test_worker_that_keeps_dying_is_restarted_then_given_up() -> None:
     news: list[str] = []
-    restarts = RestartPolicy(max_restarts=2, first_delay_seconds=0.01)
+    restarts = RestartPolicy(max_restarts=2, backoff=Backoff(0.01, 30.0))
     # A coordinator that waits for standard input, and a worker with an option that does not exist.
     launch_plan = plan(("worker", "--coordinator", "127.0.0.1:1"), ("worker", "--nonsense"))
     with pytest.raises(LaunchError, match=r"^worker 0 exited with code 2"):
@@ -79,7 +80,7 @@ async def test_worker_whose_port_was_taken_meanwhile_gets_another(
         addresses = iter([f"127.0.0.1:{listener.getsockname()[1]}", "127.0.0.1:0"])
         monkeypatch.setattr(worker_supervisor, "free_address", lambda first, taken: next(addresses))
         restarted = asyncio.Event()
-        restarts = RestartPolicy(first_delay_seconds=0.01)
+        restarts = RestartPolicy(backoff=Backoff(0.01, 30.0))
 
         def on_line(line: str) -> None:
             if line.startswith("worker 0 found its address taken; starting it again"):

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from runtime.backoff import Backoff
 from runtime.errors import LaunchError
 from runtime.rpc.tls import MeshTls, Role
 from stagemesh.launcher.child_process import EXIT_REFUSED, ChildProcess
 from stagemesh.launcher.ports import reserve
 from stagemesh.launcher.worker_supervisor import FleetPlan, RestartPolicy, WorkerSupervisor
 
-QUICK = RestartPolicy(max_restarts=2, first_delay_seconds=0.001, max_delay_seconds=0.004)
+QUICK = RestartPolicy(max_restarts=2, backoff=Backoff(0.001, 0.004))
 
 
 class EndingChild:
@@ -59,7 +60,7 @@ def delays(news: list[str]) -> list[float]:
 async def test_worker_that_ends_at_once_and_cleanly_waits_longer_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slow = RestartPolicy(max_restarts=1, first_delay_seconds=0.1, max_delay_seconds=0.4)
+    slow = RestartPolicy(max_restarts=1, backoff=Backoff(0.1, 0.4))
     news = await news_of(monkeypatch, *[0] * 5, restarts=slow)
     assert all("was drained" in line for line in news)
     assert delays(news) == [0.1, 0.2, 0.4, 0.4, 0.4]
