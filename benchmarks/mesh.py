@@ -41,5 +41,5 @@ async def launched_mesh(
     mesh_options = MeshOptions(plan, batching, addresses)
     launch_plan = make_launch_plan(model, mesh_options, device, LogOptions())
     async with local_mesh(launch_plan, lambda line: print(line, file=sys.stderr)) as mesh:
-        await mesh.until_ready(lambda state: None)
+        await mesh.wait_until_ready(lambda state: None)
         yield launch_plan

@@ -45,7 +45,7 @@ async def mesh_with_standby(model: str, num_kills: int) -> AsyncIterator[AsyncCl
     backoff = Backoff(0.1, 30.0)
     restarts = RestartPolicy(max_restarts=num_kills, backoff=backoff, healthy_seconds=0.0)
     async with local_mesh(plan, lambda line: print(line, file=sys.stderr), restarts) as mesh:
-        await mesh.until_ready(lambda state: None)
+        await mesh.wait_until_ready(lambda state: None)
         async with AsyncClient(plan.target) as client:
             yield client
 

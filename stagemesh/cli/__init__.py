@@ -40,7 +40,7 @@ from stagemesh.cli.commands.version import version
 from stagemesh.cli.commands.worker import worker
 from stagemesh.cli.options.environment import PREFIX, drop_empty_variables, read_variables
 from stagemesh.client.rpc_error import StagemeshRpcError
-from stagemesh.launcher.child_process import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_REFUSED
+from stagemesh.launcher.child_process import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_FAILED
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
@@ -97,17 +97,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except PortTakenError as error:
         _fail(str(error), EXIT_ADDRESS_TAKEN)
     except (StagemeshError, StagemeshRpcError) as error:
-        _fail(str(error), EXIT_REFUSED)
+        _fail(str(error), EXIT_FAILED)
     except BrokenPipeError:
         # Who read our output has enough, as `head` has; Python must not flush to it again.
         sys.stdout = None
-        sys.exit(EXIT_REFUSED)
+        sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
         if error.filename is None and error.errno not in _NO_ROOM:
             _fail_with_traceback()
-        _fail(f"{error.filename or 'standard output'}: {error.strerror}", EXIT_REFUSED)
+        _fail(f"{error.filename or 'standard output'}: {error.strerror}", EXIT_FAILED)
     except Exception:  # noqa: BLE001
         _fail_with_traceback()
     sys.exit(0)
@@ -132,7 +132,7 @@ def _check_text(arguments: Sequence[str]) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            _fail(f"{text[:100]!r} is not text in UTF-8; type or name it anew", EXIT_REFUSED)
+            _fail(f"{text[:100]!r} is not text in UTF-8; type or name it anew", EXIT_FAILED)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -43,7 +43,7 @@ class Demo:
 
     async def _start(self, mesh: LocalMesh) -> MeshState:
         with ProgressView(self.news) as progress:
-            state = await mesh.until_ready(progress.show_state)
+            state = await mesh.wait_until_ready(progress.show_state)
         self.console.print(plan_table(state))
         return state
 

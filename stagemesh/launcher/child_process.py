@@ -1,8 +1,7 @@
-"""Owns one child process of the launcher: its start, its log lines, its end.
+"""Runs one `stagemesh` command as a child process: starts it, forwards its log, stops it.
 
-A child leads a session of its own, so that a terminal's Ctrl-C reaches the launcher alone, and
-reads a pipe that the launcher holds open, so that it ends when the launcher is gone, however that
-died.
+A child has its own session, so that Ctrl-C in a terminal reaches only the launcher. Its standard
+input is a pipe from the launcher, so that it ends when the launcher ends for any reason.
 """
 
 import asyncio
@@ -14,23 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
-# What a command of ours prints before it exits on purpose; the launcher repeats it as the reason.
+# Starts the line with which a command reports an error; the launcher repeats the rest of it.
 ERROR_PREFIX = "error: "
-# The exit code of a command that said why it cannot go on: starting it again would not help.
-EXIT_REFUSED = 1
-# The exit code of a command whose address is taken: another address would help.
+# The exit code after a reported error: a restart would fail in the same way.
+EXIT_FAILED = 1
+# The exit code when an address is in use: a restart with another address may succeed.
 EXIT_ADDRESS_TAKEN = 3
 _MAX_LINE_BYTES = 1 << 20
-# Variables that stand for options, but for the one that is no option of any command.
+# Environment variables of options; STAGEMESH_CACHE is not an option of any command.
 _OPTION_PREFIX = "STAGEMESH_"
 _CACHE_VARIABLE = "STAGEMESH_CACHE"
 
 LineFn = Callable[[str], None]
-"""Called with one line: a child's log (which names its process) or the launcher's own news."""
+"""Receives one line: of a child's log, which names its process, or from the launcher itself."""
 
 
 class ChildProcess:
-    """A running `stagemesh` command; `last_error` is the reason that it gave for its exit."""
+    """A running `stagemesh` command; `last_error` is the last error that it printed."""
 
     def __init__(self, name: str, process: Process, on_line: LineFn) -> None:
         self.name = name
@@ -46,9 +45,9 @@ class ChildProcess:
         on_line: LineFn,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Self:
-        """Starts `stagemesh ARGUMENTS --exit-with-parent` with this interpreter.
+        """Starts `stagemesh ARGUMENTS --exit-with-parent` with this Python interpreter.
 
-        `environment` is laid over this process's own.
+        `environment` overrides variables of this process's environment.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stagemesh", *arguments, "--exit-with-parent"),
@@ -63,16 +62,15 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The operating system's id of the process."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Its end has not been noticed."""
+        """Whether `follow` has not yet seen the process exit."""
         return self._process.returncode is None
 
     async def follow(self) -> int:
-        """Passes log lines on until the child ends; its exit code, negative for a signal."""
+        """Forwards log lines until the child exits; returns its exit code (-N for signal N)."""
         stream = self._process.stdout
         assert stream is not None
         while line := await _read_line(stream):
@@ -84,7 +82,7 @@ class ChildProcess:
         return await self._process.wait()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Asks the child to end, waits for it, and kills it when `grace_seconds` are over."""
+        """Sends SIGTERM, waits up to `grace_seconds`, and then kills the child."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_seconds):
@@ -96,7 +94,7 @@ class ChildProcess:
         await self._process.wait()
 
     def kill(self) -> None:
-        """Ends the child at once."""
+        """Sends SIGKILL, unless the child has exited."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -105,7 +103,7 @@ class ChildProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without the options in it: what a child is to do stands on its command line alone."""
+    """This process's environment without options: a child takes them from its command line."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -115,7 +113,7 @@ def _environment() -> dict[str, str]:
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:
-    """One line, empty at the end; what is far too long for a line is dropped."""
+    """One line, or b"" at the end of the stream; lines above the size limit are dropped."""
     while True:
         try:
             return await stream.readline()

@@ -1,6 +1,6 @@
-"""Owns addresses before a process takes them: which are free, and where to dial them.
+"""Chooses free addresses for processes to listen on, and finds conflicts between addresses.
 
-It keeps none open.
+A chosen port is not kept open: another process may take it in the meantime.
 """
 
 import errno
@@ -17,9 +17,9 @@ _NAMES = {"localhost": "127.0.0.1"}
 
 
 def reserve(address: str, option: str = "", taken: Collection[str] = ()) -> str:
-    """`address` with port 0 replaced by a free one, which is none of those that are `taken`.
+    """Returns `address` with port 0 replaced by a free port that is not in `taken`.
 
-    Raises `PortTakenError` if it cannot be listened on, with the `option` that names another.
+    Raises `PortTakenError` if listening there fails; its message names `option`.
     """
     host, port = split_address(address)
     try:
@@ -31,10 +31,10 @@ def reserve(address: str, option: str = "", taken: Collection[str] = ()) -> str:
 
 
 def free_address(first: str, taken: Collection[str]) -> str:
-    """The first address from `first`'s port up that is free; port 0: any that is.
+    """Returns the first free address from `first`'s port upwards; for port 0, any free one.
 
-    Ports of those that are `taken` are left out, whatever their host: they may not be listened on
-    yet, and where one of two stands for all interfaces, they are the same.
+    Skips the ports of `taken` for every host: their owners may not listen yet, and an address of
+    all interfaces conflicts with any host.
     """
     if split_address(first)[1] == 0:
         return reserve(first, taken=taken)
@@ -47,26 +47,26 @@ def free_address(first: str, taken: Collection[str]) -> str:
         except OSError:
             continue
         return join_address(host, port)
-    raise PortTakenError(address=first, problem="no port from there up is free")
+    raise PortTakenError(address=first, problem="no port from this one upwards is free")
 
 
-def check_apart(addresses: Mapping[str, str]) -> None:
-    """Raises `InvalidRequestError` where two options, by their names, are one place."""
+def check_conflicts(addresses: Mapping[str, str]) -> None:
+    """Raises `InvalidRequestError` if two options, given by name, have conflicting addresses."""
     for (option, address), (other, its) in combinations(addresses.items(), 2):
-        if _is_same_place(address, its):
-            problem = f"{option} {address} and {other} {its} are one place; give each its own port"
+        if _conflict(address, its):
+            problem = f"{option} {address} conflicts with {other} {its}; give each its own port"
             raise InvalidRequestError(field="addresses", problem=problem)
 
 
 def dialable(address: str) -> str:
-    """Where a process of this machine reaches what listens on `address`, also on any interface."""
+    """Returns an address at which this machine reaches a listener, also one on all interfaces."""
     host, port = split_address(address)
     if is_unspecified(address):
         host = "::1" if ":" in host else "127.0.0.1"
     return join_address(host, port)
 
 
-def _is_same_place(address: str, other: str) -> bool:
+def _conflict(address: str, other: str) -> bool:
     (host, port), (its_host, its_port) = split_address(address), split_address(other)
     is_same_host = _NAMES.get(host, host) == _NAMES.get(its_host, its_host)
     is_any = is_unspecified(address) or is_unspecified(other)
@@ -78,7 +78,7 @@ def _ports(addresses: Collection[str]) -> set[int]:
 
 
 def _try_to_listen(host: str, port: int) -> int:
-    """Listens for a moment; the port that it got."""
+    """Listens briefly; returns the bound port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,6 +90,6 @@ def _try_to_listen(host: str, port: int) -> int:
 
 def _explain(error: OSError, option: str) -> str:
     is_taken = error.errno == errno.EADDRINUSE
-    hint = "stop what uses it or choose another port" if is_taken else "choose another address"
+    hint = "stop the process that uses it, or choose another port" if is_taken else "choose another"
     with_option = f" with {option} HOST:PORT (port 0 takes a free one)" if option else ""
     return f"{error.strerror or error}; {hint}{with_option}"

@@ -1,4 +1,4 @@
-"""Owns what Ctrl-C means to a command that runs processes: once to stop cleanly, twice to kill."""
+"""Handles stop signals of commands with child processes: the first stops, the second kills."""
 
 import asyncio
 import signal
@@ -10,7 +10,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """The first stop signal cancels the command's task, each later one calls `on_second`."""
+    """Cancels the current task at the first stop signal; calls `on_second` at each later one."""
 
     def __init__(self) -> None:
         self.received = False
@@ -31,7 +31,7 @@ class Interrupts:
 
 
 def run_interruptible(main: Callable[[Interrupts], Coroutine[Any, Any, T]]) -> T:
-    """Runs `main` in a new event loop; KeyboardInterrupt if a signal stopped it, cleanly."""
+    """Runs `main` in a new event loop; raises KeyboardInterrupt after a stop by a signal."""
 
     async def run() -> T:
         interrupts = Interrupts()

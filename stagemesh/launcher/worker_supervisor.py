@@ -1,6 +1,6 @@
-"""Owns the workers of one machine as child processes: one for each device, restarted when they end.
+"""Runs the workers of one machine as child processes, and restarts those that end or hang.
 
-It knows no coordinator; it passes log lines on and shows nothing.
+It never talks to a coordinator, and prints nothing: log lines go to a callback.
 """
 
 import asyncio
@@ -12,42 +12,41 @@ from runtime.backoff import Backoff
 from runtime.errors import CertificateError, LaunchError
 from runtime.rpc.channels import ChannelTls
 from runtime.rpc.tls import MeshTls, Role
-from stagemesh.launcher.child_process import EXIT_ADDRESS_TAKEN, EXIT_REFUSED, ChildProcess, LineFn
+from stagemesh.launcher.child_process import EXIT_ADDRESS_TAKEN, EXIT_FAILED, ChildProcess, LineFn
+from stagemesh.launcher.liveness import wait_until_unresponsive
 from stagemesh.launcher.ports import dialable, free_address
-from stagemesh.launcher.vigil import until_frozen
 
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How often a worker may end, and how long it is waited for then.
+    """When a worker that exited is restarted, and when its supervisor gives up.
 
-    Delays double with each end in a row that came within `healthy_seconds`, also if it was a clean
-    one; only deaths count towards `max_restarts`.
+    An exit within `healthy_seconds` of the start is early. Consecutive early exits increase the
+    delay, whatever their exit code; only exits with a code other than 0 count towards
+    `max_restarts`.
     """
 
     max_restarts: int = 5
     backoff: Backoff = Backoff(first_seconds=0.5, max_seconds=30.0)
     healthy_seconds: float = 60.0
 
-    def delay_seconds(self, num_quick_ends: int) -> float:
-        """Before a worker is started again that has ended so often in a row."""
-        if num_quick_ends == 0:
-            return 0.0
-        return self.backoff.pause_seconds(num_quick_ends - 1)
+    def delay_seconds(self, num_early_exits: int) -> float:
+        """The delay before the restart after this number of consecutive early exits."""
+        return self.backoff.pause_seconds(num_early_exits - 1) if num_early_exits else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetPlan:
+class WorkerLaunchPlan:
     """Which workers to start.
 
-    `arguments` are the command's, without what is chosen at each start: they listen on the first
-    free ports from those of `first_address` and `first_metrics_address` up. Workers take turns at
-    `devices`, the names of GPUs as CUDA knows them; without any they see what this process sees.
-    `tls` is this machine's side of the mesh. With `ends_frozen`, workers that do not answer any
-    more are killed; without it, somebody else sees to that. Ports of the addresses `reserved`
-    are somebody else's, who may not listen there yet.
+    `arguments` are those of `stagemesh`, except the addresses, which each start chooses: the first
+    free ports from those of `first_address` and `first_metrics_address` upwards. Workers are
+    assigned round-robin to `devices`, names in CUDA_VISIBLE_DEVICES; without names they see the
+    devices of this process. `tls` authenticates health checks. `kills_unresponsive` kills workers
+    that stop answering health checks. The ports of `reserved` are never chosen: their owners may
+    not listen yet.
     """
 
     arguments: tuple[str, ...]
@@ -56,26 +55,26 @@ class FleetPlan:
     first_metrics_address: str | None = None
     devices: tuple[str, ...] = ()
     tls: MeshTls | None = None
-    ends_frozen: bool = False
+    kills_unresponsive: bool = False
     reserved: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class WorkerSupervisor:
-    """The running workers; `children` may be shared with whoever stops them."""
+    """The running workers; `children` are by name, and may include processes of other owners."""
 
-    plan: FleetPlan
+    plan: WorkerLaunchPlan
     on_line: LineFn
     restarts: RestartPolicy
     children: dict[str, ChildProcess] = field(default_factory=dict)
     _addresses: dict[str, str] = field(default_factory=dict)
 
     def start_all(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[NoReturn]]:
-        """Supervises every worker; a task ends with `LaunchError` only, or cancelled."""
+        """Starts a task per worker; a task ends with `LaunchError` or by cancellation."""
         return [tasks.create_task(self._supervise(index)) for index in range(self.plan.num_workers)]
 
     async def run(self, grace_seconds: float) -> NoReturn:
-        """Until cancelled; LaunchError when a worker cannot be kept running. None is left then."""
+        """Runs until cancelled, then stops all workers; LaunchError if one cannot be kept up."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.start_all(tasks)
@@ -90,70 +89,70 @@ class WorkerSupervisor:
         raise AssertionError("supervision ends with an error only")
 
     def address_of(self, name: str) -> str:
-        """Where a worker that was started is asked."""
+        """The address at which this machine reaches a started worker."""
         return dialable(self._addresses[name])
 
     def kill(self) -> None:
-        """Ends every worker at once."""
+        """Sends SIGKILL to every worker."""
         for child in self.children.values():
             child.kill()
 
     async def _supervise(self, index: int) -> NoReturn:
-        """Keeps one worker running; LaunchError when it refuses or keeps dying."""
+        """Keeps one worker running; LaunchError after a reported error or too many restarts."""
         name, clock = f"worker {index}", asyncio.get_running_loop().time
-        num_quick_ends = num_deaths = 0
+        num_early_exits = num_failures = 0
         while True:
             started = clock()
             tls = self._tls()
             child = await self._start(name, index)
             code = await self._follow(child, tls)
             if clock() - started > self.restarts.healthy_seconds:
-                num_quick_ends = num_deaths = 0
+                num_early_exits = num_failures = 0
             else:
-                num_quick_ends += 1
-            num_deaths += code != 0
-            if code == EXIT_REFUSED or num_deaths > self.restarts.max_restarts:
-                raise end_of(child, code)
-            # One that died is waited for even if it lived long.
-            delay = self.restarts.delay_seconds(max(num_quick_ends, int(code != 0)))
-            how = how_it_ended(code) if code else "was drained"
-            self.on_line(f"{name} {how}; starting it again in {delay:.1f} s")
-            await asyncio.sleep(delay)
+                num_early_exits += 1
+            num_failures += code != 0
+            if code == EXIT_FAILED or num_failures > self.restarts.max_restarts:
+                raise launch_error(child, code)
+            # A failure causes a delay even after a long healthy time.
+            delay_seconds = self.restarts.delay_seconds(max(num_early_exits, int(code != 0)))
+            reason = exit_reason(code) if code else "was drained"
+            self.on_line(f"{name} {reason}; restarting it in {delay_seconds:.1f} s")
+            await asyncio.sleep(delay_seconds)
 
     def _tls(self) -> ChannelTls | None:
-        """How to ask a worker that is about to start; LaunchError without the files for it."""
+        """Credentials for a new worker's health checks; LaunchError if they cannot be loaded."""
         try:
             return self.plan.tls.credentials_for(Role.WORKER) if self.plan.tls else None
         except CertificateError as error:
             raise LaunchError(problem=str(error)) from error
 
     async def _follow(self, child: ChildProcess, tls: ChannelTls | None) -> int:
-        """Until it ends, by itself or because it is frozen; its exit code."""
+        """Waits for the child's exit and returns its code; kills it if it becomes unresponsive."""
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(self._end_frozen(child, tls))
+            watch = tasks.create_task(self._kill_unresponsive(child, tls))
             code = await child.follow()
             watch.cancel()
         return code
 
-    async def _end_frozen(self, child: ChildProcess, tls: ChannelTls | None) -> None:
-        if not self.plan.ends_frozen:
+    async def _kill_unresponsive(self, child: ChildProcess, tls: ChannelTls | None) -> None:
+        if not self.plan.kills_unresponsive:
             return
-        await until_frozen(self.address_of(child.name), tls)
-        self.on_line(f"{child.name} does not answer any more: killed")
+        await wait_until_unresponsive(self.address_of(child.name), tls)
+        self.on_line(f"{child.name} no longer responds: killed")
         child.kill()
 
     async def _start(self, name: str, index: int) -> ChildProcess:
         plan = self.plan
-        arguments = [*plan.arguments, "--listen", self._take(name, plan.first_address)]
+        arguments = [*plan.arguments, "--listen", self._choose_address(name, plan.first_address)]
         if plan.first_metrics_address is not None:
-            address = self._take(f"{name}'s metrics", plan.first_metrics_address)
+            address = self._choose_address(f"{name}'s metrics", plan.first_metrics_address)
             arguments += ["--metrics", address]
         child = await ChildProcess.start(name, arguments, self.on_line, self._environment(index))
         self.children[name] = child
         return child
 
-    def _take(self, name: str, first: str) -> str:
-        """A free address for this start; nobody else's."""
+    def _choose_address(self, name: str, first: str) -> str:
+        """Chooses a free address, and records it so that no other worker gets it."""
         others = {address for other, address in self._addresses.items() if other != name}
         address = free_address(first, taken=others.union(self.plan.reserved))
         self._addresses[name] = address
@@ -165,24 +164,24 @@ class WorkerSupervisor:
 
 
 async def stop_children(children: Iterable[ChildProcess], grace_seconds: float) -> None:
-    """Asks all to end, and kills those that have not when `grace_seconds` are over."""
+    """Stops all children at the same time; kills those that run after `grace_seconds`."""
     async with asyncio.TaskGroup() as stops:
         for child in children:
             stops.create_task(child.stop(grace_seconds))
 
 
-def end_of(child: ChildProcess, code: int) -> LaunchError:
-    """Why the launch is over, in the child's own words if it had any."""
+def launch_error(child: ChildProcess, code: int) -> LaunchError:
+    """The error for a child's exit: with the error that it printed, or else its exit code."""
     if child.last_error:
         return LaunchError(problem=f"{child.name}: {child.last_error}")
     return LaunchError(
-        problem=f"{child.name} {how_it_ended(code)}; its log, above, may say why "
+        problem=f"{child.name} {exit_reason(code)}; see its log above for the reason "
         "(--log-level info shows more)"
     )
 
 
-def how_it_ended(code: int) -> str:
-    """An exit code, negative for a signal, in words."""
+def exit_reason(code: int) -> str:
+    """Describes an exit code, which is negative for a signal."""
     if code == EXIT_ADDRESS_TAKEN:
-        return "found its address taken"
+        return "found its address in use"
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

@@ -152,7 +152,7 @@ async def test_mesh_with_a_worker_that_refuses_says_why(folder: Path, tmp_path: 
         pytest.raises(LaunchError, match="put the same model files on every node"),
     ):
         async with local_mesh(plan, print) as mesh:
-            await mesh.until_ready(lambda state: None)
+            await mesh.wait_until_ready(lambda state: None)
 
 
 def test_worker_that_finds_no_coordinator_says_where_it_looked(folder: Path) -> None:

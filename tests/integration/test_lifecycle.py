@@ -72,7 +72,7 @@ def test_worker_killed_is_started_again_and_the_answer_goes_on(
     tokens = tuple(token.id for update in (first, *rest) for token in update.tokens)
     assert len(tokens) == 600
     assert_greedy(tiny_chat.model, PROMPT, tokens)
-    own_mesh.command.log.wait_for("starting it again")
+    own_mesh.command.log.wait_for("restarting it")
     own_mesh.assert_idle()
     own_mesh.stop()
 

@@ -164,7 +164,7 @@ def test_frozen_worker_is_noticed_and_a_new_one_takes_its_place(tiny_chat: TinyC
         tokens = tuple(token.id for update in (first, *rest) for token in update.tokens)
         assert len(tokens) == 600
         assert_greedy(tiny_chat.model, PROMPT, tokens)
-        mesh.command.log.wait_for("does not come back to the mesh: killed")
+        mesh.command.log.wait_for("did not rejoin the mesh: killed")
         assert frozen not in {worker.pid for worker in client.state().workers}
         mesh.stop()
 

@@ -28,7 +28,7 @@ def test_node_runs_its_workers_and_starts_a_dead_one_again(tmp_path: Path) -> No
         before = mesh.ask(REQUEST).token_ids()
         died, stays = workers.descendants()
         died.kill()
-        workers.log.wait_for("was killed by signal 9; starting it again")
+        workers.log.wait_for("was killed by signal 9; restarting it")
         assert mesh.ask(REQUEST).token_ids() == before
         with Client(api) as client:
             pids = {worker.pid for worker in client.state().workers}
@@ -59,7 +59,7 @@ def test_node_kills_a_frozen_worker_and_starts_another(tmp_path: Path) -> None:
         (frozen,) = workers.descendants()
         until_probed(http)
         frozen.suspend()
-        workers.log.wait_for("worker 0 does not answer any more: killed")
+        workers.log.wait_for("worker 0 no longer responds: killed")
         assert mesh.ask(REQUEST).token_ids() == before
         (worker,) = mesh.state().workers
         assert worker.pid != frozen.pid

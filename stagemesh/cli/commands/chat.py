@@ -12,7 +12,7 @@ from stagemesh.cli.commands.infer import stream_text, warn_unless_ready
 from stagemesh.cli.options.option_types import ApiKey, Dialled, NotNegative
 from stagemesh.cli.options.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.options.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
-from stagemesh.cli.silence import SilenceWatch
+from stagemesh.cli.waiting_notice import WaitingNotice
 from stagemesh.client.async_client import DEFAULT_TARGET
 from stagemesh.client.rpc_error import StagemeshRpcError
 from stagemesh.client.sync_client import Client
@@ -71,9 +71,9 @@ def _talk(
         turn = (*messages, ChatMessage("user", line))
         request = replace(template, prompts=(Chat(turn),))
         try:
-            with SilenceWatch(client.state, sys.stderr.write) as watch:
+            with WaitingNotice(client.state, sys.stderr.write) as notice:
                 updates = client.infer(request, timeout_seconds=timeout)
-                text = _answer(watch.through(updates))
+                text = _answer(notice.watch(updates))
         except StagemeshRpcError as error:
             sys.stderr.write(f"error: {error}\n")
             continue

@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 from runtime.errors import InvalidRequestError
 from stagemesh.cli.options.option_types import Address, Dialled, Flag, Size, Throughput
 from stagemesh.faults.fault_proxy import FaultProxy, Faults, OneShotFault, parse_command
-from stagemesh.launcher.ports import check_apart
+from stagemesh.launcher.ports import check_conflicts
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
@@ -55,7 +55,7 @@ def fault_proxy(
     duplicate_after
         Pass a piece twice then.
     """
-    check_apart({"--listen": listen, "--to": to})
+    check_conflicts({"--listen": listen, "--to": to})
     once = (
         (drop_after, OneShotFault.DROP),
         (truncate_after, OneShotFault.TRUNCATE),

@@ -13,7 +13,7 @@ from stagemesh.cli.options.option_types import ApiKey, Dialled, Flag, NotNegativ
 from stagemesh.cli.options.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.options.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.options.structured import STRUCTURED_DEFAULTS, StructuredOptions
-from stagemesh.cli.silence import SilenceWatch
+from stagemesh.cli.waiting_notice import WaitingNotice
 from stagemesh.client.async_client import DEFAULT_TARGET
 from stagemesh.client.sync_client import Client
 from stagemesh.client.types import Chat, ChatMessage, GenerationRequest, Prompt, Update
@@ -94,8 +94,8 @@ def infer(
     )
     with Client(target, api_key=api_key, tls=security.api_tls()) as client:
         warn_unless_ready(client)
-        with SilenceWatch(client.state, sys.stderr.write) as watch:
-            last = stream_text(watch.through(client.infer(request, timeout_seconds=timeout)))
+        with WaitingNotice(client.state, sys.stderr.write) as notice:
+            last = stream_text(notice.watch(client.infer(request, timeout_seconds=timeout)))
     if stats and last is not None and last.usage is not None and last.timings is not None:
         sys.stderr.write(speed(last.usage, last.timings) + "\n")
 

@@ -20,9 +20,9 @@ from stagemesh.cli.options.option_types import Address, Reached, Workers
 from stagemesh.cli.options.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
 from stagemesh.display.progress import tell
 from stagemesh.launcher.launcher import STOP_SECONDS
-from stagemesh.launcher.ports import check_apart
+from stagemesh.launcher.ports import check_conflicts
 from stagemesh.launcher.signals import Interrupts, run_interruptible
-from stagemesh.launcher.worker_supervisor import FleetPlan, RestartPolicy, WorkerSupervisor
+from stagemesh.launcher.worker_supervisor import RestartPolicy, WorkerLaunchPlan, WorkerSupervisor
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
@@ -55,13 +55,13 @@ def node(
     model_path
         The model on this node, where it is not what the coordinator calls it.
     """
-    check_apart({"--listen": listen, "--metrics": metrics})
+    check_conflicts({"--listen": listen, "--metrics": metrics})
     tls = mesh_security.tls(Role.WORKER)
     check_mesh_address(listen, "--listen", tls, mesh_security.insecure_mesh)
     gpus = gpus_for(device.device)
     num_workers = workers or len(gpus) or 1
     path = ("--model-path", model_path) if model_path else ()
-    plan = FleetPlan(
+    plan = WorkerLaunchPlan(
         arguments=(
             *("worker", "--coordinator", coordinator, *path),
             *as_arguments(shared_out(device, num_workers, gpus), life, logs, mesh_security),
@@ -71,13 +71,13 @@ def node(
         first_metrics_address=metrics,
         devices=gpus,
         tls=tls,
-        ends_frozen=True,
+        kills_unresponsive=True,
     )
     with suppress(KeyboardInterrupt):
         run_interruptible(partial(_run, plan, life.grace + STOP_SECONDS))
 
 
-async def _run(plan: FleetPlan, grace_seconds: float, interrupts: Interrupts) -> None:
+async def _run(plan: WorkerLaunchPlan, grace_seconds: float, interrupts: Interrupts) -> None:
     fleet = WorkerSupervisor(plan, partial(tell, Console(stderr=True)), RestartPolicy())
     interrupts.on_second = fleet.kill
     await fleet.run(grace_seconds)

@@ -84,7 +84,7 @@ async def _serve(plan: LaunchPlan, console: Console, interrupts: Interrupts) -> 
         interrupts.on_first = partial(tell, console, STOPPING)
         interrupts.on_second = mesh.kill
         with ProgressView(console) as progress:
-            state = await mesh.until_ready(progress.show_state)
+            state = await mesh.wait_until_ready(progress.show_state)
         console.print(plan_table(state))
         console.print()
         scheme = "https" if plan.is_api_tls else "http"

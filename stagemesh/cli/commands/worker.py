@@ -12,7 +12,7 @@ from stagemesh.cli.options.common import (
 )
 from stagemesh.cli.options.option_types import Address, ExitWithParent, Reached
 from stagemesh.cli.options.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
-from stagemesh.launcher.ports import check_apart
+from stagemesh.launcher.ports import check_conflicts
 
 
 # Longer than other functions: its parameters and their descriptions are the command's options.
@@ -50,7 +50,7 @@ def worker(
     exit_with_parent
         Stop when standard input ends.
     """
-    check_apart({"--listen": listen, "--metrics": metrics})
+    check_conflicts({"--listen": listen, "--metrics": metrics})
     # Here, so that other commands do not wait seconds for torch.
     from runtime.host.logs import configure_logging
     from runtime.rpc.tls import Role

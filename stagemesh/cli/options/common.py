@@ -30,7 +30,7 @@ from stagemesh.cli.options.option_types import (
     Threads,
     Wait,
 )
-from stagemesh.launcher.ports import check_apart
+from stagemesh.launcher.ports import check_conflicts
 
 _PLAN = Group("Plan", sort_key=1)
 _BATCHING = Group("Batching", sort_key=2)
@@ -153,7 +153,9 @@ def _check_addresses(type_: Any, addresses: "AddressOptions | None") -> None:
     if addresses is None:
         return
     try:
-        check_apart({"--grpc": addresses.grpc, "--http": addresses.http, "--mesh": addresses.mesh})
+        check_conflicts(
+            {"--grpc": addresses.grpc, "--http": addresses.http, "--mesh": addresses.mesh}
+        )
     except InvalidRequestError as error:
         raise ValueError(error.problem) from None
 

@@ -38,7 +38,7 @@ from stagemesh.cli.options.security import (
 from stagemesh.display.progress import ProgressView
 from stagemesh.launcher.launcher import LaunchPlan
 from stagemesh.launcher.ports import dialable, reserve
-from stagemesh.launcher.worker_supervisor import FleetPlan
+from stagemesh.launcher.worker_supervisor import WorkerLaunchPlan
 from stagemesh.units import format_size
 
 FIRST_WORKER_ADDRESS = "127.0.0.1:50100"
@@ -137,7 +137,7 @@ def make_launch_plan(
     device = shared_out(device, num_workers, gpus)
     return LaunchPlan(
         coordinator=("coordinator", model, *as_arguments(*mesh.groups, logs)),
-        workers=FleetPlan(
+        workers=WorkerLaunchPlan(
             arguments=(
                 *("worker", "--coordinator", dialable(apis.mesh)),
                 *as_arguments(device, StopOptions(grace=life.grace), logs, security),

@@ -1,4 +1,4 @@
-"""The launcher with commands that end on their own; meshes that serve are in tests/integration."""
+"""The launcher with commands that exit by themselves; complete meshes are in tests/integration."""
 
 import asyncio
 import socket
@@ -16,30 +16,30 @@ from stagemesh.launcher import launcher, worker_supervisor
 from stagemesh.launcher.child_process import ChildProcess
 from stagemesh.launcher.launcher import LaunchPlan, LocalMesh, local_mesh
 from stagemesh.launcher.ports import reserve
-from stagemesh.launcher.worker_supervisor import FleetPlan, RestartPolicy
+from stagemesh.launcher.worker_supervisor import RestartPolicy, WorkerLaunchPlan
 
 WORKER = ("worker", "--coordinator", "127.0.0.1:1")
 
 
 def plan(coordinator: tuple[str, ...], worker: tuple[str, ...]) -> LaunchPlan:
-    workers = FleetPlan(arguments=worker, num_workers=1, first_address="127.0.0.1:50100")
+    workers = WorkerLaunchPlan(arguments=worker, num_workers=1, first_address="127.0.0.1:50100")
     apis = ("127.0.0.1:50050", "127.0.0.1:8000")
     return LaunchPlan(coordinator, workers, *apis, mesh=reserve("127.0.0.1:0"))
 
 
 @pytest.fixture(autouse=True)
-def _leaving_no_child() -> Iterator[None]:
-    """Meshes of other tests in this session may live on."""
+def _no_child_left() -> Iterator[None]:
+    """Checks that a test leaves no child process; shared meshes of other tests may keep running."""
     before = psutil.Process().children(recursive=True)
     yield
     assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
-async def wait_for_ever(mesh: LocalMesh) -> None:
-    await mesh.until_ready(lambda state: None)
+async def wait_forever(mesh: LocalMesh) -> None:
+    await mesh.wait_until_ready(lambda state: None)
 
 
-async def test_child_that_exits_leaves_its_code_lines_and_reason() -> None:
+async def test_child_that_exits_reports_its_code_and_error() -> None:
     lines: list[str] = []
     child = await ChildProcess.start("c", ("coordinator", "no such model"), lines.append)
     assert await child.follow() == 1
@@ -48,7 +48,7 @@ async def test_child_that_exits_leaves_its_code_lines_and_reason() -> None:
     assert lines == []
 
 
-async def test_child_takes_its_options_from_its_command_line_alone(
+async def test_child_ignores_options_in_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STAGEMESH_LAYERS", "nonsense")
@@ -56,24 +56,24 @@ async def test_child_takes_its_options_from_its_command_line_alone(
     assert await child.follow() == 1
 
 
-async def test_coordinator_that_refuses_ends_the_launch_with_its_reason() -> None:
+async def test_coordinator_error_ends_the_launch_with_its_message() -> None:
     with pytest.raises(LaunchError, match=r"^coordinator: model 'no such model' not found"):
         async with local_mesh(plan(("coordinator", "no such model"), WORKER), print) as mesh:
-            await wait_for_ever(mesh)
+            await wait_forever(mesh)
 
 
-async def test_worker_that_keeps_dying_is_restarted_then_given_up() -> None:
-    news: list[str] = []
+async def test_worker_that_keeps_failing_is_restarted_up_to_the_limit() -> None:
+    lines: list[str] = []
     restarts = RestartPolicy(max_restarts=2, backoff=Backoff(0.01, 30.0))
     # A coordinator that waits for standard input, and a worker with an option that does not exist.
     launch_plan = plan(("worker", "--coordinator", "127.0.0.1:1"), ("worker", "--nonsense"))
     with pytest.raises(LaunchError, match=r"^worker 0 exited with code 2"):
-        async with local_mesh(launch_plan, news.append, restarts) as mesh:
-            await wait_for_ever(mesh)
-    assert sum("starting it again" in line for line in news) == 2
+        async with local_mesh(launch_plan, lines.append, restarts) as mesh:
+            await wait_forever(mesh)
+    assert sum("restarting it" in line for line in lines) == 2
 
 
-async def test_worker_whose_port_was_taken_meanwhile_gets_another(
+async def test_worker_whose_port_is_in_use_is_restarted_with_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -83,26 +83,26 @@ async def test_worker_whose_port_was_taken_meanwhile_gets_another(
         restarts = RestartPolicy(backoff=Backoff(0.01, 30.0))
 
         def on_line(line: str) -> None:
-            if line.startswith("worker 0 found its address taken; starting it again"):
+            if line.startswith("worker 0 found its address in use; restarting it"):
                 restarted.set()
 
         async with local_mesh(plan(WORKER, WORKER), on_line, restarts):
             await restarted.wait()
 
 
-async def test_body_that_fails_stops_the_children_and_keeps_its_error() -> None:
+async def test_local_mesh_block_that_raises_stops_the_children() -> None:
     with pytest.raises(ZeroDivisionError):
         async with local_mesh(plan(WORKER, WORKER), lambda line: None):
             raise ZeroDivisionError
 
 
-async def test_body_that_is_cancelled_stops_the_children() -> None:
+async def test_local_mesh_block_that_is_cancelled_stops_the_children() -> None:
     started = asyncio.Event()
 
     async def run() -> None:
         async with local_mesh(plan(WORKER, WORKER), lambda line: None) as mesh:
             started.set()
-            await wait_for_ever(mesh)
+            await wait_forever(mesh)
 
     task = asyncio.create_task(run())
     await started.wait()
@@ -112,8 +112,8 @@ async def test_body_that_is_cancelled_stops_the_children() -> None:
 
 
 @dataclass(eq=False)
-class Bystander:
-    """A worker's process that lives, whatever it is asked."""
+class RunningWorker:
+    """A worker's process that keeps running."""
 
     pid: int
     name: str = "worker 0"
@@ -121,17 +121,17 @@ class Bystander:
     is_killed: bool = False
 
     def kill(self) -> None:
-        """It would be gone."""
+        """Records the signal."""
         self.is_killed = True
 
 
 @pytest.mark.parametrize("listens", [True, False])
-async def test_worker_out_of_the_mesh_is_killed_unless_it_is_ending(
+async def test_missing_worker_is_killed_unless_it_refuses_connections(
     listens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was drained and whose GPU takes long to let go of its memory listens no more."""
-    monkeypatch.setattr(launcher, "ABSENCE_SECONDS", 0.0)
-    worker = Bystander(pid=2**22)
+    """A drained worker whose GPU frees memory slowly no longer listens, and is not killed."""
+    monkeypatch.setattr(launcher, "MISSING_SECONDS", 0.0)
+    worker = RunningWorker(pid=2**22)
     states = iter([{worker.pid}, set(), set()])
 
     async def state() -> Any:
@@ -144,7 +144,7 @@ async def test_worker_out_of_the_mesh_is_killed_unless_it_is_ending(
             listener.close()
         monkeypatch.setattr(worker_supervisor, "free_address", lambda first, taken: address)
         mesh = LocalMesh(plan(WORKER, WORKER), lambda line: None, RestartPolicy())
-        mesh._fleet._take(worker.name, "127.0.0.1:50100")
+        mesh._supervisor._choose_address(worker.name, "127.0.0.1:50100")
         mesh.children[worker.name] = cast("ChildProcess", worker)
         monkeypatch.setattr(mesh._client, "state", state)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The choice of listening addresses before processes take them."""
+"""The choice of free addresses, and conflicts between addresses."""
 
 import socket
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.errors import InvalidRequestError, PortTakenError
-from stagemesh.launcher.ports import check_apart, dialable, free_address, reserve
+from stagemesh.launcher.ports import check_conflicts, dialable, free_address, reserve
 
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
-    """A port of 127.0.0.1 that something listens on."""
+    """A port of 127.0.0.1 that is in use."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
@@ -22,36 +22,34 @@ def test_reserve_with_port_zero_names_a_free_port() -> None:
     assert int(port) > 0
 
 
-def test_reserve_of_a_free_address_keeps_it() -> None:
+def test_reserve_of_a_free_address_returns_it() -> None:
     address = reserve("127.0.0.1:0")
     assert reserve(address) == address
 
 
-def test_reserve_of_a_taken_port_says_which(taken_port: int) -> None:
+def test_reserve_of_a_used_port_raises_with_the_address(taken_port: int) -> None:
     with pytest.raises(PortTakenError, match=f"127.0.0.1:{taken_port}"):
         reserve(f"127.0.0.1:{taken_port}")
 
 
-def test_reserve_of_a_foreign_host_says_so() -> None:
-    with pytest.raises(
-        PortTakenError, match=r"192\.0\.2\.1:50050.* choose another address with --grpc"
-    ):
+def test_reserve_of_a_foreign_host_raises_with_the_option() -> None:
+    with pytest.raises(PortTakenError, match=r"192\.0\.2\.1:50050.* choose another with --grpc"):
         reserve("192.0.2.1:50050", "--grpc")
 
 
-def test_free_address_skips_what_is_taken(taken_port: int) -> None:
+def test_free_address_skips_used_and_taken_ports(taken_port: int) -> None:
     address = free_address(f"127.0.0.1:{taken_port}", taken=())
     assert int(address.rpartition(":")[2]) > taken_port
     assert free_address(f"127.0.0.1:{taken_port}", taken={address}) != address
 
 
-def test_free_address_leaves_out_a_port_that_is_taken_on_another_interface() -> None:
+def test_free_address_skips_a_port_taken_on_another_interface() -> None:
     address = reserve("127.0.0.1:0")
     port = int(address.rpartition(":")[2])
     assert free_address(address, taken={f"0.0.0.0:{port}"}) != address
 
 
-def test_free_address_with_port_zero_is_none_that_is_taken(
+def test_free_address_with_port_zero_skips_taken_ports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ports = iter((5, 5, 7))
@@ -68,11 +66,11 @@ def test_free_address_with_port_zero_is_none_that_is_taken(
         ("10.0.0.1:5", "[::]:5"),
     ],
 )
-def test_addresses_that_are_one_place_are_refused_with_both_options(
+def test_check_conflicts_conflicting_addresses_raise_with_both_options(
     first: str, second: str
 ) -> None:
-    with pytest.raises(InvalidRequestError, match=r"--grpc .* and --http .*own port"):
-        check_apart({"--grpc": first, "--http": second, "--mesh": "127.0.0.1:6"})
+    with pytest.raises(InvalidRequestError, match=r"--grpc .* conflicts with --http .*own port"):
+        check_conflicts({"--grpc": first, "--http": second, "--mesh": "127.0.0.1:6"})
 
 
 @pytest.mark.parametrize(
@@ -84,8 +82,8 @@ def test_addresses_that_are_one_place_are_refused_with_both_options(
         ("127.0.0.1:5", "[::1]:5"),
     ],
 )
-def test_addresses_that_are_two_places_are_taken(first: str, second: str) -> None:
-    check_apart({"--grpc": first, "--http": second})
+def test_check_conflicts_distinct_addresses_pass(first: str, second: str) -> None:
+    check_conflicts({"--grpc": first, "--http": second})
 
 
 @pytest.mark.parametrize(
@@ -98,5 +96,5 @@ def test_addresses_that_are_two_places_are_taken(first: str, second: str) -> Non
         ("localhost:5", "localhost:5"),
     ],
 )
-def test_dialable_of_any_interface_is_loopback(listening: str, dialled: str) -> None:
+def test_dialable_address_of_all_interfaces_is_loopback(listening: str, dialled: str) -> None:
     assert dialable(listening) == dialled

@@ -1,4 +1,4 @@
-"""How a fleet answers the ends of its workers; fleets of real workers are in tests/integration."""
+"""Restarts of workers that exit; tests with real workers are in tests/integration."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ import pytest
 from runtime.backoff import Backoff
 from runtime.errors import LaunchError
 from runtime.rpc.tls import MeshTls, Role
-from stagemesh.launcher.child_process import EXIT_REFUSED, ChildProcess
+from stagemesh.launcher.child_process import EXIT_FAILED, ChildProcess
 from stagemesh.launcher.ports import reserve
-from stagemesh.launcher.worker_supervisor import FleetPlan, RestartPolicy, WorkerSupervisor
+from stagemesh.launcher.worker_supervisor import RestartPolicy, WorkerLaunchPlan, WorkerSupervisor
 
 QUICK = RestartPolicy(max_restarts=2, backoff=Backoff(0.001, 0.004))
 
 
 class EndingChild:
-    """A process that is over as soon as it has begun, with the next of `codes`."""
+    """A process that exits at once, with the next of `codes`."""
 
     def __init__(self, name: str, codes: Iterator[int]) -> None:
         self.name = name
@@ -29,91 +29,91 @@ class EndingChild:
         return next(self._codes)
 
     async def stop(self, grace_seconds: float) -> None:
-        """It is over."""
+        """It has exited."""
 
     def kill(self) -> None:
-        """It is over."""
+        """It has exited."""
 
 
-async def news_of(
+async def log_lines(
     monkeypatch: pytest.MonkeyPatch, *codes: int, restarts: RestartPolicy = QUICK
 ) -> list[str]:
-    """What a fleet of one worker says that ends with these codes and is refused in the end."""
-    left = iter((*codes, EXIT_REFUSED))
+    """The log lines about one worker that exits with `codes`, then with a reported error."""
+    left = iter((*codes, EXIT_FAILED))
 
     async def start(name: str, *_: Any) -> EndingChild:
         return EndingChild(name, left)
 
     monkeypatch.setattr(ChildProcess, "start", start)
-    news: list[str] = []
-    plan = FleetPlan(arguments=(), num_workers=1, first_address="127.0.0.1:0")
+    lines: list[str] = []
+    plan = WorkerLaunchPlan(arguments=(), num_workers=1, first_address="127.0.0.1:0")
     async with asyncio.timeout(20):
         with pytest.raises(LaunchError):
-            await WorkerSupervisor(plan, news.append, restarts).run(grace_seconds=1.0)
-    return news
+            await WorkerSupervisor(plan, lines.append, restarts).run(grace_seconds=1.0)
+    return lines
 
 
-def delays(news: list[str]) -> list[float]:
-    return [float(line.split()[-2]) for line in news]
+def delays(lines: list[str]) -> list[float]:
+    return [float(line.split()[-2]) for line in lines]
 
 
-async def test_worker_that_ends_at_once_and_cleanly_waits_longer_each_time(
+async def test_worker_with_early_clean_exits_is_restarted_after_increasing_delays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = RestartPolicy(max_restarts=1, backoff=Backoff(0.1, 0.4))
-    news = await news_of(monkeypatch, *[0] * 5, restarts=slow)
-    assert all("was drained" in line for line in news)
-    assert delays(news) == [0.1, 0.2, 0.4, 0.4, 0.4]
+    lines = await log_lines(monkeypatch, *[0] * 5, restarts=slow)
+    assert all("was drained" in line for line in lines)
+    assert delays(lines) == [0.1, 0.2, 0.4, 0.4, 0.4]
 
 
-async def test_worker_that_ends_cleanly_is_never_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(await news_of(monkeypatch, *[0] * 40)) == 40
+async def test_worker_with_clean_exits_is_always_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(await log_lines(monkeypatch, *[0] * 40)) == 40
 
 
-async def test_worker_that_dies_is_given_up_though_it_ended_cleanly_in_between(
+async def test_worker_with_failures_between_clean_exits_exceeds_the_restart_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert len(await news_of(monkeypatch, 2, 0, 2, 0, 2, 0)) == 4
+    assert len(await log_lines(monkeypatch, 2, 0, 2, 0, 2, 0)) == 4
 
 
-async def test_worker_that_lived_long_and_was_drained_is_replaced_at_once(
+async def test_worker_drained_after_a_healthy_time_is_restarted_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    patient = RestartPolicy(healthy_seconds=-1.0)
-    assert delays(await news_of(monkeypatch, 0, 0, 0, restarts=patient)) == [0.0, 0.0, 0.0]
+    always_healthy = RestartPolicy(healthy_seconds=-1.0)
+    assert delays(await log_lines(monkeypatch, 0, 0, 0, restarts=always_healthy)) == [0.0, 0.0, 0.0]
 
 
-async def test_worker_does_not_take_the_port_of_a_api_that_is_not_open_yet(
+async def test_worker_address_skips_reserved_ports_of_apis_that_do_not_listen_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[str] = []
 
     async def start(name: str, arguments: list[str], *_: Any) -> EndingChild:
         taken.append(arguments[arguments.index("--listen") + 1])
-        return EndingChild(name, iter((EXIT_REFUSED,)))
+        return EndingChild(name, iter((EXIT_FAILED,)))
 
     monkeypatch.setattr(ChildProcess, "start", start)
     first = reserve("127.0.0.1:0")
-    plan = FleetPlan(arguments=(), num_workers=1, first_address=first, reserved=(first,))
+    plan = WorkerLaunchPlan(arguments=(), num_workers=1, first_address=first, reserved=(first,))
     with pytest.raises(LaunchError):
         await WorkerSupervisor(plan, print, QUICK).run(grace_seconds=1.0)
     assert taken
     assert first not in taken
 
 
-async def test_fleet_without_the_certificate_for_its_watch_is_over_before_it_starts_a_worker(
+async def test_supervisor_without_a_certificate_for_health_checks_starts_no_worker(
     tmp_path: Path,
 ) -> None:
-    plan = FleetPlan(
+    plan = WorkerLaunchPlan(
         arguments=(),
         num_workers=2,
         first_address="127.0.0.1:0",
         tls=MeshTls(tmp_path, Role.WORKER),
-        ends_frozen=True,
+        kills_unresponsive=True,
     )
-    news: list[str] = []
-    fleet = WorkerSupervisor(plan, news.append, QUICK)
+    lines: list[str] = []
+    supervisor = WorkerSupervisor(plan, lines.append, QUICK)
     with pytest.raises(LaunchError, match=r"ca\.pem"):
-        await fleet.run(grace_seconds=1.0)
-    assert not fleet.children
-    assert not news
+        await supervisor.run(grace_seconds=1.0)
+    assert not supervisor.children
+    assert not lines
