@@ -197,7 +197,7 @@ async def _decay_fault_scores(shared: SharedReplicaContext) -> Never:
     while True:
         await asyncio.sleep(_DECAY_SECONDS)
         if shared.has_served:
-            shared.membership.decay(asyncio.get_running_loop().time())
+            shared.membership.decay_faults(asyncio.get_running_loop().time())
 
 
 def _expose_engine(metrics: CoordinatorMetrics, engine: Engine) -> None:

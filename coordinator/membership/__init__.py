@@ -1,1 +1,1 @@
-"""The workers that have joined, their allocation to replicas and their fault scores."""
+"""The joined workers, their allocation to replicas and their fault scores."""

@@ -1,11 +1,11 @@
-"""Owns who is in the mesh: workers join, are lent to replicas, and leave with a reason.
+"""Tracks the workers of the mesh: they join, are allocated to replicas, and leave with a reason.
 
-A member that no replica has stands by. It knows nothing of gRPC (`mesh_service.py`) nor of what the
-workers are used for (`replica.py`).
+A worker without a replica is free. Membership knows neither gRPC nor what replicas do with workers.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from coordinator.membership.assignment import Assignment
 from coordinator.membership.fault_scores import FaultScores
@@ -16,7 +16,15 @@ from runtime.version import PROTOCOL_VERSION
 
 MAX_FIELD_LENGTH = 256
 
-ChooseFn = Callable[[Sequence[WorkerRecord]], tuple[WorkerRecord, ...] | None]
+
+class Selection(Protocol):
+    """What a caller of `allocate` has selected; `workers` are those to allocate."""
+
+    @property
+    def workers(self) -> tuple[WorkerRecord, ...]: ...
+
+
+SelectionT = TypeVar("SelectionT", bound=Selection)
 
 
 class Membership:
@@ -24,26 +32,35 @@ class Membership:
 
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
-        self._members: dict[str, WorkerRecord] = {}
+        self._workers: dict[str, WorkerRecord] = {}
         self.fault_scores = FaultScores(max_workers)
         self._changed = asyncio.Event()
 
     @property
     def workers(self) -> tuple[WorkerRecord, ...]:
-        """Everybody who is in, first come first."""
-        return tuple(self._members.values())
+        """All joined workers, in the order in which they joined."""
+        return tuple(self._workers.values())
+
+    @property
+    def free(self) -> tuple[WorkerRecord, ...]:
+        """The workers that no replica has and that do not drain."""
+        return tuple(
+            worker
+            for worker in self._workers.values()
+            if worker.replica is None and not worker.is_draining
+        )
 
     def join(self, identity: WorkerIdentity, held: Assignment | None = None) -> WorkerRecord:
-        """Lets a worker in, which may hold a part of a model from before; raises what `check` does.
+        """Adds a worker, with the part of a model that it still holds and its earlier fault scores.
 
-        It keeps the blame that it went with.
+        Raises what `check` raises.
         """
         self.check(identity)
-        for worker in self._predecessors(identity):
-            self.leave(worker, "it joined anew")
+        for predecessor in self._predecessors(identity):
+            self.leave(predecessor, "it joined again")
         worker = WorkerRecord(identity, held)
         self.fault_scores.sync(worker)
-        self._members[identity.worker_id] = worker
+        self._workers[identity.worker_id] = worker
         self._changed.set()
         return worker
 
@@ -51,74 +68,68 @@ class Membership:
         """Raises `ProtocolVersionError` or `WorkerRefusedError` for a worker that may not join."""
         if identity.protocol_version != PROTOCOL_VERSION:
             raise ProtocolVersionError(expected=PROTOCOL_VERSION, actual=identity.protocol_version)
-        reason = self._refusal(identity)
+        reason = self._refusal_reason(identity)
         if reason:
             worker = identity.address[:MAX_FIELD_LENGTH] or "without an address"
             raise WorkerRefusedError(worker=worker, reason=reason)
 
     def leave(self, worker: WorkerRecord, reason: str) -> None:
-        """Takes a worker out; whoever watches it learns why. Only the first call counts."""
+        """Removes a worker and publishes the reason; later calls for the same worker do nothing."""
         if worker.departed.is_set():
             return
-        del self._members[worker.identity.worker_id]
+        del self._workers[worker.identity.worker_id]
         worker.departure_reason = reason
         worker.departed.set()
         self._changed.set()
 
-    def decay(self, now: float) -> None:
-        """Forgets what has passed by `now`, so that whoever waits looks again."""
+    def decay_faults(self, now: float) -> None:
+        """Lets fault scores decay, and waiting replicas select workers again if any did."""
         if self.fault_scores.decay(self.workers, now):
             self._changed.set()
 
-    @property
-    def free(self) -> tuple[WorkerRecord, ...]:
-        """Those that stand by: no replica has them, and they stay."""
-        return tuple(
-            worker
-            for worker in self._members.values()
-            if worker.replica is None and not worker.is_draining
-        )
+    async def allocate(
+        self, replica: int, select: Callable[[Sequence[WorkerRecord]], SelectionT | None]
+    ) -> SelectionT:
+        """Waits until `select` finds workers among the free ones, and allocates them to `replica`.
 
-    async def allocate(self, replica: int, choose: ChooseFn) -> tuple[WorkerRecord, ...]:
-        """Lends `replica` whom `choose` picks of those that are free, as soon as it picks.
-
-        All at once: replicas that each hold a part of what they need would wait for ever.
+        All at once: replicas that each hold a part of what they need would deadlock. `select`
+        changes nothing; the caller commits what is returned.
         """
-        while (workers := choose(self.free)) is None:
-            await self._change()
-        for worker in workers:
+        while (selection := select(self.free)) is None:
+            await self._wait_for_change()
+        for worker in selection.workers:
             worker.replica = replica
-        return workers
+        return selection
 
     def release(self, workers: Iterable[WorkerRecord]) -> None:
-        """They stand by again, for whoever waits; those that drain may go."""
+        """Makes workers free again; those that drain leave."""
         for worker in workers:
             worker.replica = None
             if worker.is_draining:
-                self._release(worker)
+                self._finish_draining(worker)
         self._changed.set()
 
     def drain(self, worker: WorkerRecord, deadline: float) -> None:
-        """Asks a worker to leave once it is not needed, and by `deadline` in any case."""
+        """Makes a worker leave once no replica needs it, at `deadline` at the latest."""
         worker.drain_deadline = min(worker.drain_deadline, deadline)
         if worker.replica is None:
-            self._release(worker)
+            self._finish_draining(worker)
         self._changed.set()
 
-    async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Returns when `is_so`, which is asked anew with each change."""
-        while not is_so():
-            await self._change()
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Returns when `condition` holds, which is evaluated at each change."""
+        while not condition():
+            await self._wait_for_change()
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
-    def _release(self, worker: WorkerRecord) -> None:
+    def _finish_draining(self, worker: WorkerRecord) -> None:
         worker.is_released = True
         self.leave(worker, "it was drained")
 
-    def _refusal(self, identity: WorkerIdentity) -> str:
+    def _refusal_reason(self, identity: WorkerIdentity) -> str:
         addresses = [each for each in (identity.address, identity.metrics_address) if each]
         texts = (identity.build, identity.worker_id, identity.node, *addresses)
         if not identity.worker_id or not identity.address:
@@ -130,21 +141,20 @@ class Membership:
                 split_address(address)
         except InvalidRequestError as error:
             return error.problem
-        predecessors = self._predecessors(identity)
         for worker in self.workers:
             other = worker.identity
             if other.worker_id == identity.worker_id and other.address != identity.address:
                 return f"worker id {identity.worker_id} is in the mesh already, at {other.address}"
             if other.address == identity.address and other.node != identity.node:
-                problem = f"a worker on node {other.node} says that it answers there, too"
-                return f"{problem}; give each an address that others can reach"
-        if len(self._members) - len(predecessors) >= self._max_workers:
-            return f"the mesh has its {self._max_workers} workers"
+                problem = f"a worker on node {other.node} has the same address"
+                return f"{problem}; give each an address that other machines can reach"
+        if len(self._workers) - len(self._predecessors(identity)) >= self._max_workers:
+            return f"the mesh is full: it has its {self._max_workers} workers"
         return ""
 
     def _predecessors(self, identity: WorkerIdentity) -> list[WorkerRecord]:
-        """Earlier lives of the same worker, whose end has not been noticed yet.
+        """Earlier processes of the same worker whose end has not been noticed yet.
 
-        Two processes of one node cannot listen at one address, so the older one is gone.
+        Two processes of one node cannot listen at one address, so the earlier one has ended.
         """
         return [worker for worker in self.workers if worker.identity.address == identity.address]

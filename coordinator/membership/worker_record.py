@@ -1,9 +1,8 @@
-"""Owns what the coordinator knows of one worker: what it said at hello, and what it is doing."""
+"""Holds what the coordinator knows of one worker: its hello, its allocation and its reports."""
 
 import asyncio
 import math
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Final
 
 from coordinator.membership.assignment import Assignment
@@ -11,13 +10,15 @@ from runtime.errors import WorkerDiedError
 from runtime.host.devices import DeviceUsage
 from runtime.protocol.step import RankActivity
 
-# A worker that so many epochs failed at gives way to others that stand by.
-_MANY_FAILURES: Final = 2
+# A worker with this fault score failed an attempt alone, or took part in several that failed.
+_FAULT_LIMIT: Final = 1.0
+# After this many failures while serving, spare workers are preferred.
+_FAILURE_LIMIT: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What a worker says about itself at hello; `dtypes` are what it computes at full speed."""
+    """What a worker reports at hello; `dtypes` are those that it computes at full speed."""
 
     protocol_version: int
     build: str
@@ -34,26 +35,24 @@ class WorkerIdentity:
 
 @dataclass(eq=False, slots=True)
 class WorkerRecord:
-    """One joined worker process; `held` is the part of a model that it has loaded.
-
-    `replica` is the one that it is lent to; `has_served` says that a canary came out right through
-    it, `usage` what its device said last, `activity` what it did in the epoch `active_epoch`, which
-    is a coordinator's id and a counter. `blame` is its part in tries that came to nothing: one
-    for each that it spoiled alone, less where others may have. `num_failures` counts the ends of
-    epochs that served until this worker failed. `drain_deadline` is when it leaves
-    at the latest, in the event loop's time, and infinite while it is not asked to. `is_released`
-    says that it has left because it was.
-    """
+    """One joined worker process; the comments name the only writer of each group of fields."""
 
     identity: WorkerIdentity
+    # `StageClient`: the part of a model that the worker has loaded.
     held: Assignment | None = None
-    replica: int | None = None
+    # `MeshService`, from heartbeats: `activity` belongs to the epoch of this coordinator id and
+    # counter.
     usage: DeviceUsage | None = None
     activity: RankActivity | None = None
     active_epoch: tuple[str, int] = ("", 0)
+    # `FaultScores`: whether a canary was right, the worker's shares in failed attempts, and the
+    # number of epochs that served until this worker failed, both decaying.
     has_served: bool = False
-    blame: Fraction = Fraction(0)
-    num_failures: Fraction = Fraction(0)
+    fault_score: float = 0.0
+    failure_score: float = 0.0
+    # `Membership`: the replica that has the worker; the latest time of departure in the event
+    # loop's time, infinite unless the worker drains; whether it departed after draining.
+    replica: int | None = None
     drain_deadline: float = math.inf
     is_released: bool = False
     departure_reason: str = ""
@@ -61,31 +60,31 @@ class WorkerRecord:
 
     @property
     def name(self) -> str:
-        """What people call it: where it answers."""
+        """The address, by which logs and errors name the worker."""
         return self.identity.address
 
     @property
     def exceeds_fault_limit(self) -> bool:
-        """It has spoiled a try, not only been there when one was."""
-        return self.blame >= 1
+        """Whether the worker failed attempts itself, and did not only take part in one."""
+        return self.fault_score >= _FAULT_LIMIT
 
     @property
-    def fault_key(self) -> tuple[Fraction, Fraction]:
-        """What is held against it: tries that it spoiled weigh more than failures at work."""
-        is_suspect = self.num_failures >= _MANY_FAILURES
-        return self.blame, self.num_failures if is_suspect else Fraction(0)
+    def fault_key(self) -> tuple[float, float]:
+        """Sort key, smaller is better: failed attempts weigh more than failures while serving."""
+        is_suspect = self.failure_score >= _FAILURE_LIMIT
+        return self.fault_score, self.failure_score if is_suspect else 0.0
 
     @property
     def is_deprioritized(self) -> bool:
-        """Others that stand by are taken first."""
+        """Whether spare workers without faults are allocated first."""
         return any(self.fault_key)
 
     @property
     def is_draining(self) -> bool:
-        """It is to leave as soon as it is not needed."""
+        """Whether the worker departs as soon as no replica needs it."""
         return self.drain_deadline < math.inf
 
     async def watch(self) -> None:
-        """Never returns: raises `WorkerDiedError` once the worker has left."""
+        """Never returns: raises `WorkerDiedError` once the worker has departed."""
         await self.departed.wait()
         raise WorkerDiedError(worker=self.name, detail=self.departure_reason)

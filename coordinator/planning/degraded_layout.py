@@ -1,6 +1,6 @@
-"""Owns the plans that a replica makes do with while workers are missing: fewer stages.
+"""Derives the plans with fewer stages that a replica uses while workers are missing.
 
-Pure functions of options, model and what workers said about their memory.
+Pure functions of the options, the model and the memory that workers report.
 """
 
 from collections import Counter
@@ -14,15 +14,14 @@ from coordinator.planning.replica_layout import plan_replica
 from runtime.errors import StagemeshError
 from runtime.model_config.model_config import ModelConfig
 
-# The rest of a device is for the KV cache, activations and whoever else lives there.
-_WEIGHTS_PART = 0.8
+# The rest of a device is for the KV cache, activations and other processes.
+_WEIGHTS_SHARE = 0.8
 
 
 def degraded_options(options: CoordinatorOptions) -> Iterator[CoordinatorOptions]:
-    """The options as asked for, then with one stage less each time.
+    """The options themselves, then with one stage less each time and layers divided evenly.
 
-    Layers are divided anew. Where stages have different numbers of ranks there is no other plan:
-    which of them should go is not ours to say.
+    Stages with different numbers of ranks have no smaller plan: nothing says which one to drop.
     """
     yield options
     if len(set(options.tp_sizes)) == 1:
@@ -30,10 +29,10 @@ def degraded_options(options: CoordinatorOptions) -> Iterator[CoordinatorOptions
             yield replace(options, pp=num_stages, tp=options.tp_sizes[:1], layers=None)
 
 
-def make_plan(
+def try_plan(
     options: CoordinatorOptions, config: ModelConfig, fingerprint: str, replica: int
 ) -> tuple[Assignment, ...] | None:
-    """The plan for such options, None if the model does not allow them."""
+    """The plan for `options`; None if the model does not allow them."""
     try:
         return plan_replica(options, config, fingerprint, replica)
     except StagemeshError:
@@ -43,10 +42,10 @@ def make_plan(
 def fits_memory(
     assignments: Sequence[Assignment], workers: Sequence[WorkerRecord], weights_bytes: int
 ) -> bool:
-    """Whether the devices hold their parts of weights of so many bytes, and the KV cache asked for.
+    """Whether the devices hold their parts of `weights_bytes` and the requested KV cache.
 
-    Workers on the CPU of one node share its memory. A device that did not say what it has is taken
-    at its word when it loads.
+    CPU workers of one node share its memory. A device that reports no memory counts as large
+    enough, until loading fails.
     """
     num_layers = sum(part.num_layers for part in assignments if part.rank == 0)
     needed: Counter[str] = Counter()
@@ -55,6 +54,6 @@ def fits_memory(
         identity = worker.identity
         device = identity.node if identity.device_kind == "cpu" else identity.worker_id
         part_bytes = weights_bytes * part.num_layers // (num_layers * part.tp_size)
-        needed[device] += int(part_bytes / _WEIGHTS_PART) + part.kv_memory_bytes
+        needed[device] += int(part_bytes / _WEIGHTS_SHARE) + part.kv_memory_bytes
         available[device] = identity.memory_bytes
     return all(not available[each] or needed[each] <= available[each] for each in needed)

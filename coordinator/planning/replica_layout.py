@@ -1,6 +1,7 @@
-"""Owns which worker runs which part of the model: pure functions of the model and the members.
+"""Divides a model into the assignments of one replica, by stage and rank.
 
-How layers are divided is the scheduler package's `placement`; this only says what things cost.
+Pure functions of options, model and workers. The scheduler package's `layer_split` divides the
+layers; this module supplies the costs.
 """
 
 from collections.abc import Sequence
@@ -16,17 +17,17 @@ from runtime.model_config.model_config import ModelConfig
 from runtime.model_config.tensor_parallel import check_tp_size
 from scheduler import check_layers, make_plan, split_layers
 
-# The share of a stage's time that goes to decode steps, for a mix of prompts and answers.
-_HEAD_DUTY = 0.5
+# Share of a stage's time in decode steps, for a mix of prompts and generated text.
+_DECODE_SHARE = 0.5
 
 
 def head_cost_in_layers(config: ModelConfig) -> float:
-    """What the output head costs, in layers.
+    """The cost of the output head, in layers.
 
-    A decode step is bound by reading weights, so a part costs what it weighs: the head
-    vocab x hidden, a layer its attention and its three MLP matrices, those of all its experts where
-    it has several. Prefill computes the head for a prompt's last token alone, next to nothing;
-    `_HEAD_DUTY` stands between the two. The embedding is a lookup of few rows and costs nothing.
+    A decode step is bound by reading weights, so cost is proportional to size: vocab x hidden for
+    the head; attention and three MLP matrices (of all experts, if any) for a layer. Prefill
+    computes the head for a prompt's last token only, which is negligible, so the head is weighted
+    with `_DECODE_SHARE`. The embedding looks up a few rows and costs nothing.
     """
     hidden = config.hidden_size
     attention = 2 * hidden * config.head_dim * (config.num_heads + config.num_kv_heads)
@@ -34,13 +35,13 @@ def head_cost_in_layers(config: ModelConfig) -> float:
     if config.experts is not None:
         width = config.experts.num_experts * config.experts.intermediate_size
     mlp = 3 * hidden * width
-    return _HEAD_DUTY * config.vocab_size * hidden / (attention + mlp)
+    return _DECODE_SHARE * config.vocab_size * hidden / (attention + mlp)
 
 
 def plan_replica(
     options: CoordinatorOptions, config: ModelConfig, fingerprint: str, replica: int
 ) -> tuple[Assignment, ...]:
-    """What the workers of a replica load, by stage and rank.
+    """The assignments of a replica, by stage and rank.
 
     Raises `LayerSplitError`, `TooManyStagesError`, `RankCountError`, `TooManyRanksError` or
     `InvalidRequestError` for options that the model does not allow.
@@ -75,7 +76,7 @@ def plan_replica(
 def resolve_dtype(
     assignments: tuple[Assignment, ...], config: ModelConfig, workers: Sequence[WorkerRecord]
 ) -> tuple[Assignment, ...]:
-    """What `auto` comes to: the checkpoint's dtype if all compute it at full speed, or float32."""
+    """Replaces `auto`: the checkpoint's dtype if all workers compute it fast, else float32."""
     if assignments[0].dtype != AUTO_DTYPE:
         return assignments
     is_fast = all(config.torch_dtype in worker.identity.dtypes for worker in workers)
@@ -83,12 +84,11 @@ def resolve_dtype(
 
 
 def with_dtype(assignments: tuple[Assignment, ...], dtype: str) -> tuple[Assignment, ...]:
-    """The same parts, in `dtype`."""
     return tuple(replace(assignment, dtype=dtype) for assignment in assignments)
 
 
 def served_len(assigned_len: int, is_asked_for: bool, num_kv_blocks: int, block_size: int) -> int:
-    """The longest sequence that is served: what the model and the KV cache both hold.
+    """The longest sequence that both the model and the KV cache hold.
 
     Raises `NeverFitsError` if the user asked for more than the cache holds.
     """
@@ -111,9 +111,9 @@ def _check_options(options: CoordinatorOptions, config: ModelConfig) -> None:
 
 
 def _check_kv_memory(assignments: Sequence[Assignment], config: ModelConfig) -> None:
-    """Refuses now what each worker would refuse once it has loaded its part: not one block fits.
+    """Raises `InvalidRequestError` if not one block fits, before workers load their parts.
 
-    Where a dtype is not settled yet, it goes by the smallest numbers.
+    A dtype of `auto` counts as two bytes.
     """
     for part in assignments:
         num_heads = -(-config.num_kv_heads // part.tp_size)
@@ -131,6 +131,6 @@ def _bytes_of(dtype: str) -> int:
 
 
 def _path_for_workers(model: str) -> str:
-    """A path of this machine means the same in a worker's own working directory."""
+    """Makes a path absolute, so that it is valid in a worker's working directory."""
     path = Path(model).expanduser()
     return str(path.resolve()) if model != BUNDLED_MODEL and path.exists() else model

@@ -1,6 +1,6 @@
-"""Owns how a replica comes up: weights onto every worker, limits from what they report, the epoch.
+"""Brings a replica up: checks devices, loads weights, derives the limits and opens the epoch.
 
-Each function is one move of `replica.py`, which decides when it is made and what a failure means.
+Each function is one step of `replica.py`, which decides when to run it and what a failure means.
 """
 
 import asyncio
@@ -10,9 +10,10 @@ from coordinator.membership.assignment import Assignment, LoadReport
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import served_len
-from coordinator.stage_client.stage_client import EpochPlan, RankPosition, StageClient
+from coordinator.stage_client.stage_client import StageClient
+from coordinator.stage_client.stage_codec import EpochId, EpochPlan, RankPosition
 from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
-from runtime.errors import FingerprintMismatchError, WorkerRefusedError
+from runtime.errors import WorkerRefusedError
 from runtime.host.logs import get_logger
 from runtime.protocol.backends import BACKEND_DEVICES
 from scheduler import SchedulerLimits, guess_costs
@@ -21,16 +22,16 @@ _log = get_logger()
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-# The ranks of one stage, by rank; a replica is a tuple of them, by stage.
-Ranks = tuple[StageClient, ...]
+# Clients by stage and rank.
+Stages = tuple[tuple[StageClient, ...], ...]
 
 
 def check_devices(
     backend: str, assignments: Sequence[Assignment], workers: Sequence[WorkerRecord]
 ) -> None:
-    """Raises `WorkerRefusedError` where the ranks of a stage could not exchange what they compute.
+    """Raises `WorkerRefusedError` if the ranks of a stage cannot exchange data over `backend`.
 
-    Each worker would find that out by itself, but only once its weights are loaded.
+    Each worker would find that out itself, but only after its weights are loaded.
     """
     rank_0_kinds = {
         part.stage: worker.identity.device_kind
@@ -40,7 +41,7 @@ def check_devices(
     for part, worker in zip(assignments, workers, strict=True):
         kind = worker.identity.device_kind
         needed = BACKEND_DEVICES.get(backend, rank_0_kinds[part.stage])
-        # Others than these, as those of paced workers, exchange nothing.
+        # Simulated workers exchange nothing.
         if part.tp_size == 1 or kind == needed or kind not in BACKEND_DEVICES.values():
             continue
         ranks = f"the ranks of stage {part.stage}"
@@ -57,7 +58,7 @@ def check_devices(
 async def load_parts(
     clients: Sequence[StageClient], assignments: Sequence[Assignment], telemetry: ReplicaTelemetry
 ) -> list[LoadReport]:
-    """Has every worker load its part, but for those that hold it; all at the same time."""
+    """Makes all workers load their parts at the same time, except those that hold them already."""
     telemetry.start_loading()
     async with asyncio.TaskGroup() as tasks:
         running = [
@@ -73,18 +74,11 @@ async def _load_part(
     progress = telemetry.loading[assignment.stage][assignment.rank]
     # Asked, not remembered: only the worker knows what it holds.
     report = await client.held_report(assignment)
-    is_kept = report is not None
+    event = "part_kept" if report else "part_loaded"
     if report is None:
-        client.worker.held = None
         report = await client.load(assignment, progress.update)
-    if report.weights_fingerprint != assignment.weights_fingerprint:
-        mismatch = FingerprintMismatchError(
-            expected=assignment.weights_fingerprint, actual=report.weights_fingerprint
-        )
-        raise WorkerRefusedError(worker=client.worker.name, reason=str(mismatch))
-    client.worker.held = assignment
     _log.info(
-        "part_kept" if is_kept else "part_loaded",
+        event,
         worker=client.worker.name,
         replica=assignment.replica,
         stage=assignment.stage,
@@ -101,21 +95,21 @@ def make_limits(
     reports: Sequence[LoadReport],
     device_kinds: Sequence[str],
 ) -> SchedulerLimits:
-    """What the replica can hold: as many blocks as its smallest rank; and what it may cost.
+    """The limits of the replica: the KV blocks of its smallest rank, and estimated stage costs.
 
     `reports` and `device_kinds` are in the order of `assignments`.
 
-    Raises `NeverFitsError` if that is less than the sequence length that was asked for.
+    Raises `NeverFitsError` if the blocks do not hold one sequence of the requested length.
     """
     num_blocks = min(report.num_kv_blocks for report in reports)
-    asked = options.max_model_len is not None
+    is_requested = options.max_model_len is not None
     return SchedulerLimits(
         num_blocks=num_blocks,
         block_size=options.block_size,
         max_sequences=options.max_sequences,
         max_step_tokens=options.max_step_tokens,
         max_model_len=served_len(
-            assignments[0].max_model_len, asked, num_blocks, options.block_size
+            assignments[0].max_model_len, is_requested, num_blocks, options.block_size
         ),
         num_steps_in_flight=options.steps_in_flight,
         max_waiting=options.max_waiting,
@@ -125,31 +119,47 @@ def make_limits(
                 kind, report.weights_bytes, _DTYPE_BYTES[assignment.dtype], assignment.num_layers
             )
             for assignment, report, kind in zip(assignments, reports, device_kinds, strict=True)
-            if assignment.rank == 0  # the other ranks of a stage do as much, at the same time
+            if assignment.rank == 0  # the ranks of a stage do equal work at the same time
         ),
     )
 
 
-def group_by_stage(
-    clients: Sequence[StageClient], assignments: Sequence[Assignment]
-) -> tuple[Ranks, ...]:
-    """The links grouped by the stage that their workers run."""
+def group_by_stage(clients: Sequence[StageClient], assignments: Sequence[Assignment]) -> Stages:
+    """The clients grouped by the stage that their workers run."""
     stages: dict[int, list[StageClient]] = {}
     for client, assignment in zip(clients, assignments, strict=True):
         stages.setdefault(assignment.stage, []).append(client)
     return tuple(tuple(ranks) for ranks in stages.values())
 
 
-async def open_epoch(stages: Sequence[Ranks], plan: EpochPlan) -> None:
-    """Opens the epoch on all ranks, the last stage first: whoever dials the next finds it open.
+async def open_epoch(
+    stages: Stages,
+    epoch: EpochId,
+    replica: int,
+    options: CoordinatorOptions,
+    limits: SchedulerLimits,
+) -> EpochPlan:
+    """Opens the epoch on all ranks, the last stage first, so that each finds the next one open.
 
-    The ranks of one stage meet each other while it opens, so all of them are asked at once.
+    The ranks of one stage connect to each other while they open, so they are opened concurrently.
     """
+    plan = EpochPlan(
+        epoch=epoch,
+        replica=replica,
+        num_kv_blocks=limits.num_blocks,
+        max_sequences=limits.max_sequences,
+        max_step_tokens=limits.max_step_tokens,
+        window=options.window,
+        backend=options.backend,
+        collective_timeout_seconds=options.collective_timeout_seconds,
+        overlap=options.overlap,
+    )
     for stage in reversed(range(len(stages))):
         following = stages[stage + 1] if stage + 1 < len(stages) else ()
         addresses = tuple(client.worker.identity.address for client in following)
         num_senders = len(stages[stage - 1]) if stage else 1
         async with asyncio.TaskGroup() as tasks:
             for rank, client in enumerate(stages[stage]):
-                assign_workers = RankPosition(stage, rank, addresses, num_senders)
-                tasks.create_task(client.open_epoch(plan, assign_workers))
+                position = RankPosition(stage, rank, addresses, num_senders)
+                tasks.create_task(client.open_epoch(plan, position))
+    return plan

@@ -1,51 +1,124 @@
-"""Owns the proof that a route computes the model: one prompt, asked in one piece and in stages.
+"""Checks that a pipeline computes the model: one prompt, run unsplit and through all stages.
 
-The model in one piece is computed once by a worker and kept beside the model by its fingerprint.
-Comparing is pure; running the prompt is the replica's.
+A worker runs the unsplit model once; the log-probabilities are cached by the model's fingerprint.
 """
 
+import asyncio
 import hashlib
 import json
 import math
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
+from coordinator.engine.step_loop import StepListener, StepLoop
+from coordinator.membership.assignment import Assignment, CanaryReference
+from coordinator.stage_client.stage_client import ProgressFn, StageClient
+from runtime.checkpoints.model_store import cache_folder
 from runtime.errors import CanaryMismatchError
-from runtime.protocol.step import SampledToken
+from runtime.host.logs import get_logger
+from runtime.protocol.step import SampledToken, SlotSampling, Step
+from scheduler import (
+    FixedPolicy,
+    Scheduler,
+    SchedulerLimits,
+    ScoreEvent,
+    SequenceRequest,
+    TokenEvent,
+)
 
-NUM_TOKENS = 16
-NUM_LOGPROBS = 64
-# Largest difference of a log-probability, relative to the largest one compared. A wrong split is
-# off by far more than one, rounding by far less.
-_TOLERANCES = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.1}
-_FORMAT = 2
+LoopMaker = Callable[[Scheduler, StepListener], StepLoop]
+
+_NUM_TOKENS: Final = 16
+_NUM_LOGPROBS: Final = 64
+# Largest difference of a log-probability, relative to the largest one compared. A wrong split
+# differs by far more than 1, rounding by far less.
+_TOLERANCES: Final = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.1}
+_FORMAT: Final = 2
+
+_log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class CanaryReference:
-    """The most likely tokens after `token_ids`, most likely first, with log-probabilities."""
+async def find_reference(
+    client: StageClient,
+    assignment: Assignment,
+    vocab_size: int,
+    max_model_len: int,
+    progress: ProgressFn,
+) -> CanaryReference:
+    """The log-probabilities of the unsplit model, cached or recorded by this worker."""
+    prompt = canary_prompt(vocab_size, max_model_len)
+    folder = cache_folder() / "canary"
+    fingerprint = f"{assignment.weights_fingerprint}-{assignment.max_model_len}"
+    if client.worker.identity.device_kind == "paced":  # it does not compute this model
+        fingerprint += "-paced"
+    reference = await asyncio.to_thread(read_reference, folder, fingerprint, prompt)
+    if reference is None:
+        num_logprobs = min(_NUM_LOGPROBS, vocab_size)
+        reference = await client.record_canary(assignment, prompt, num_logprobs, progress)
+        try:
+            await asyncio.to_thread(write_reference, folder, fingerprint, reference)
+        except OSError as error:  # without the cache it is only recorded again
+            _log.warning("canary_not_kept", folder=str(folder), problem=str(error))
+    return reference
 
-    token_ids: tuple[int, ...]
-    top_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
+
+async def run_canary(
+    make_loop: LoopMaker, limits: SchedulerLimits, reference: CanaryReference, dtype: str
+) -> None:
+    """Runs the prompt through all stages; raises `CanaryMismatchError` for a wrong result.
+
+    It has a scheduler of its own, so that it and the requests do not delay each other. All its
+    slots and blocks are released at the end.
+    """
+    scheduler = Scheduler(limits, FixedPolicy(limits.max_step_tokens))
+    request = SequenceRequest(
+        sequence_id=0,
+        prompt_ids=reference.token_ids,
+        sampling=SlotSampling(num_logprobs=len(reference.top_ids)),
+        max_tokens=1,
+        stop_ids=frozenset(),
+        arrival=0.0,
+    )
+    scheduler.add(request)
+    listener = _CanaryListener()
+    await make_loop(scheduler, listener).run_until_idle()
+    check_canary(reference, listener.tokens[0], dtype)
+
+
+class _CanaryListener:
+    """Collects the one token that the canary samples."""
+
+    def __init__(self) -> None:
+        self.tokens: list[SampledToken] = []
+
+    def on_step(self, step: Step, now: float) -> None:
+        """Does nothing."""
+
+    def on_scored(self, event: ScoreEvent) -> None:
+        """Does nothing: the prompt is not scored."""
+
+    def on_token(self, event: TokenEvent, now: float) -> None:
+        """Stores the token with its log-probabilities."""
+        self.tokens.append(event.token)
 
 
 def canary_prompt(vocab_size: int, max_model_len: int) -> tuple[int, ...]:
-    """Token ids that follow from the vocabulary's size alone; fewer where fewer fit."""
-    num_tokens = min(NUM_TOKENS, max_model_len - 1)
+    """Token ids derived from the size of the vocabulary; at most `max_model_len - 1`."""
+    num_tokens = min(_NUM_TOKENS, max_model_len - 1)
     return tuple((7 + 13 * i + 37 * i * i) % vocab_size for i in range(num_tokens))
 
 
-def check_canary(reference: CanaryReference, answer: SampledToken, dtype: str) -> None:
-    """Raises `CanaryMismatchError` if the route's log-probabilities are not the reference's.
+def check_canary(reference: CanaryReference, sampled: SampledToken, dtype: str) -> None:
+    """Raises `CanaryMismatchError` if the log-probabilities differ from the reference.
 
-    Both sides list their most likely tokens only. A token that one side lists and the other does
-    not is, on that other side, at most as likely as the last one listed; only what exceeds that
-    bound counts as a difference, so near ties at the end of the lists do no harm.
+    Both sides list only their most likely tokens. A token that is missing on one side is there at
+    most as likely as the last one listed. Only the excess over that bound counts as a difference,
+    so near ties at the end of the lists do not matter.
     """
     expected = dict(zip(reference.top_ids, reference.top_logprobs, strict=True))
-    actual = dict(zip(answer.top_ids, answer.top_logprobs, strict=True))
+    actual = dict(zip(sampled.top_ids, sampled.top_logprobs, strict=True))
     tolerance = _TOLERANCES[dtype] * max(abs(value) for value in reference.top_logprobs)
     worst = max(_excess(expected, actual), _excess(actual, expected))
     if not worst <= tolerance:  # a reference that holds NaN makes both of them NaN
@@ -53,7 +126,7 @@ def check_canary(reference: CanaryReference, answer: SampledToken, dtype: str) -
 
 
 def _excess(ours: dict[int, float], theirs: dict[int, float]) -> float:
-    """How far `theirs` certainly is from `ours`, at worst; infinite if that cannot be said."""
+    """The largest certain difference of `theirs` from `ours`; infinite if it is unknown."""
     if not ours or not theirs or any(map(math.isnan, theirs.values())):
         return math.inf
     least = min(theirs.values())
@@ -66,7 +139,7 @@ def _excess(ours: dict[int, float], theirs: dict[int, float]) -> float:
 def read_reference(
     folder: Path, fingerprint: str, prompt: tuple[int, ...]
 ) -> CanaryReference | None:
-    """The reference kept in `folder`, unless it is absent, damaged or for another prompt."""
+    """The reference in `folder`; None if it is absent, damaged or for another prompt."""
     try:
         digest, text = _path(folder, fingerprint).read_text().split("\n", 1)
     except (OSError, ValueError):
@@ -81,7 +154,7 @@ def read_reference(
 
 
 def write_reference(folder: Path, fingerprint: str, reference: CanaryReference) -> None:
-    """Keeps `reference` in `folder`; another process sees all of it or nothing."""
+    """Writes `reference` to `folder` atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     fields = {
         "token_ids": reference.token_ids,
@@ -101,7 +174,6 @@ def write_reference(folder: Path, fingerprint: str, reference: CanaryReference) 
 
 
 def _digest(text: str) -> str:
-    """A file that was damaged differs in it, wherever the damage is."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

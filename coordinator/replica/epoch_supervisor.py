@@ -1,13 +1,15 @@
-"""Owns when an epoch that could go on is ended all the same, for workers that leave or come.
+"""Ends an epoch that could go on, for workers that drain or that complete a degraded replica.
 
-It watches one epoch. A worker that drains is replaced: its replica's requests go to another
-replica, or a spare loads its part while it still serves, or they end by themselves, whatever comes
-first within the worker's time. A replica that makes do with fewer stages ends when there are
-workers for all of them.
+A replica that loses a worker to draining hands its requests to another replica, or loads the part
+onto a spare while it still serves, or lets the requests finish; the first of these that succeeds
+ends the epoch, the worker's deadline at the latest. A degraded replica ends its epoch when the
+workers suffice for the requested plan.
 """
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
 from typing import Never
 
 from coordinator.engine.engine import Engine
@@ -23,41 +25,49 @@ from runtime.host.logs import get_logger
 
 DRAINED = "drained"
 REGROWN = "regrown"
-# Who was put out may be back repaired, and is given one more chance.
-_MAX_BLAME = 2
+# An evicted worker may be repaired when it joins again, so it completes a plan once more.
+_MAX_FAULT_SCORE = 2.0
 
 _log = get_logger()
 
 
 def is_planned(error: StagemeshError) -> bool:
-    """Whether an epoch ended on purpose: that speaks against nobody, and nothing is waited for."""
+    """Whether an epoch ended on purpose, which is no fault and needs no pause."""
     return isinstance(error, EpochEndedError) and error.cause in (DRAINED, REGROWN)
 
 
+@dataclass(frozen=True, slots=True)
+class _Replacements:
+    """Spare workers, and the part of a draining worker that each takes over."""
+
+    parts: tuple[Assignment, ...]
+    workers: tuple[WorkerRecord, ...]
+
+
 class EpochSupervisor:
-    """The watch over one epoch; `spares` are lent to the replica, to be given back with it."""
+    """Supervises one epoch; `spares` are allocated to the replica and released with it."""
 
     def __init__(
         self,
         assignments: tuple[Assignment, ...],
-        wanted: tuple[Assignment, ...],
+        requested: tuple[Assignment, ...],
         workers: Sequence[WorkerRecord],
         engine: Engine,
         membership: Membership,
         options: CoordinatorOptions,
     ) -> None:
-        """`wanted` is the plan that was asked for, `assignments` the one that is carried out."""
+        """`workers` run `assignments`, which are fewer than `requested` in a degraded replica."""
         self.spares: tuple[WorkerRecord, ...] = ()
         self._assignments = assignments
-        self._wanted = wanted
-        self._members = workers
+        self._requested = requested
+        self._workers = workers
         self._engine = engine
         self._membership = membership
         self._options = options
 
     async def run(self) -> Never:
         """Raises `EpochEndedError` when the epoch is to end."""
-        await self._membership.wait_until(self._has_news)
+        await self._membership.wait_until(self._should_act)
         if not self._draining:
             raise EpochEndedError(cause=REGROWN, detail="there are workers for all stages again")
         if self._engine.is_serving:
@@ -67,27 +77,29 @@ class EpochSupervisor:
 
     @property
     def _draining(self) -> list[WorkerRecord]:
-        return [worker for worker in self._members if worker.is_draining]
+        return [worker for worker in self._workers if worker.is_draining]
 
     @property
     def _staying(self) -> list[WorkerRecord]:
-        return [worker for worker in self._members if not worker.is_draining]
+        return [worker for worker in self._workers if not worker.is_draining]
 
-    def _has_news(self) -> bool:
+    def _should_act(self) -> bool:
         if self._draining:
             return True
-        if len(self._wanted) == len(self._assignments):
+        if len(self._requested) == len(self._assignments):
             return False
-        # Who spoils one try after the other is no reason to end what serves.
-        free = [worker for worker in self._membership.free if worker.blame < _MAX_BLAME]
-        there = [*self._staying, *free]
-        return (
-            assign_workers(self._wanted, there, self._membership.fault_scores.broken_links)
-            is not None
-        )
+        # A worker that fails every attempt is no reason to interrupt service.
+        free = [each for each in self._membership.free if each.fault_score < _MAX_FAULT_SCORE]
+        return self._assign(self._requested, free) is not None
+
+    def _assign(
+        self, assignments: tuple[Assignment, ...], spares: Sequence[WorkerRecord]
+    ) -> tuple[WorkerRecord, ...] | None:
+        broken = self._membership.fault_scores.broken_links
+        return assign_workers(assignments, [*self._staying, *spares], broken)
 
     async def _hand_over(self) -> None:
-        """Returns when nobody needs those that leave, or they will not wait any longer."""
+        """Returns when no request needs the draining workers, or at their deadline."""
         self._engine.drain()
         deadline = min(worker.drain_deadline for worker in self._draining)
         left = deadline - asyncio.get_running_loop().time()
@@ -101,45 +113,42 @@ class EpochSupervisor:
                 wait.cancel()
 
     async def _load_spares(self) -> None:
-        """Has spare workers load what those that leave hold; one that fails is put out."""
+        """Loads the parts of the draining workers onto spares; repeats after failures."""
         while True:
-            self.spares = await self._membership.allocate(self._engine.replica, self._find_spares)
+            found = await self._membership.allocate(self._engine.replica, self._select_spares)
+            self.spares = found.workers
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    for part, worker in self._successors(self.spares):
+                    for part, worker in zip(found.parts, found.workers, strict=True):
                         tasks.create_task(self._load(part, worker))
             except* StagemeshError as group:
                 cause = find_error(group)
                 assert cause is not None
-                self._put_out_spares(cause)
+                self._release_spares(cause)
             else:
                 return
 
-    def _put_out_spares(self, cause: StagemeshError) -> None:
-        """Those that failed; the others stand by again."""
+    def _release_spares(self, cause: StagemeshError) -> None:
+        """Evicts the spares that failed, and frees the others."""
         _log.warning("spare_failed", cause=str(cause))
         now = asyncio.get_running_loop().time()
-        for worker in attribute(cause, self.spares, self._membership, now, was_serving=False):
+        fault_scores = self._membership.fault_scores
+        for worker in attribute(cause, self.spares, fault_scores, now, was_serving=False):
             self._membership.leave(worker, str(cause))
         self._membership.release(self.spares)
         self.spares = ()
 
-    def _find_spares(self, free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
-        successors = self._successors([worker for worker in free if not worker.exceeds_fault_limit])
-        return tuple(worker for _, worker in successors) or None
-
-    def _successors(self, spares: Sequence[WorkerRecord]) -> list[tuple[Assignment, WorkerRecord]]:
-        """Who of these takes over which part; none if they do not suffice."""
-        there = [*self._staying, *spares]
-        placed = (
-            assign_workers(self._assignments, there, self._membership.fault_scores.broken_links)
-            or ()
+    def _select_spares(self, free: Sequence[WorkerRecord]) -> _Replacements | None:
+        """Free workers for the parts of the draining ones; None if they do not suffice."""
+        usable = [worker for worker in free if not worker.exceeds_fault_limit]
+        assigned = self._assign(self._assignments, usable)
+        if assigned is None:
+            return None
+        new = [worker not in self._workers for worker in assigned]
+        return _Replacements(
+            tuple(compress(self._assignments, new)), tuple(compress(assigned, new))
         )
-        parts = zip(self._assignments, placed, strict=False)
-        return [(part, worker) for part, worker in parts if worker not in self._members]
 
     async def _load(self, part: Assignment, worker: WorkerRecord) -> None:
         async with StageClient.connect(worker, self._options) as client:
-            worker.held = None
             await client.load(part, lambda done_bytes, total_bytes: None)
-            worker.held = part

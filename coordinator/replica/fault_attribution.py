@@ -1,14 +1,23 @@
-"""Owns what the end of an epoch is held against: workers, the link between two, or nobody.
+"""Attributes the end of an attempt or epoch to workers, to a link, or to nothing.
 
-What is held against whom is remembered by `membership.py`, and heeded by `places.py`.
+| cause                            | before serving: suspects        | while serving             |
+| -------------------------------- | ------------------------------- | ------------------------- |
+| worker died, failed or refused   | the worker                      | suspect: the worker       |
+| link broken                      | both ends; the link             | nothing: it may recover   |
+| stage failed                     | its ranks, and all workers that | failure of its ranks: a   |
+|                                  | never served                    | request may be the cause  |
+| other errors, secondary errors   | all workers that never served;  | nothing                   |
+|                                  | if there are none, all          |                           |
+
+`FaultScores` keeps what is attributed, and `assign_workers` uses it.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
 
-from coordinator.membership.membership import Membership
+from coordinator.membership.fault_scores import FaultScores, Link
 from coordinator.membership.worker_record import WorkerRecord
-from coordinator.stage_client.root_cause import is_secondary
+from coordinator.stage_client.failures import is_secondary
 from runtime.errors import (
     LinkBrokenError,
     StageFailedError,
@@ -21,53 +30,55 @@ from runtime.host.logs import get_logger
 
 _log = get_logger()
 
-_NAMES_WORKER: Final = (WorkerDiedError, WorkerFailedError, WorkerRefusedError)
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One of `suspects` failed the attempt; all of `failed`, one stage, failed while serving."""
+
+    suspects: tuple[WorkerRecord, ...] = ()
+    failed: tuple[WorkerRecord, ...] = ()
+    link: Link | None = None
+
+
+def find_fault(
+    cause: StagemeshError, workers: Sequence[WorkerRecord], *, was_serving: bool
+) -> Fault:
+    """Looks up the table above for the unplanned end of an attempt with `workers`."""
+    if isinstance(cause, WorkerDiedError | WorkerFailedError | WorkerRefusedError):
+        return Fault(suspects=_named(workers, cause.worker))
+    if isinstance(cause, LinkBrokenError):
+        if was_serving:
+            return Fault()
+        ids = {worker.name: worker.identity.worker_id for worker in workers}
+        link = ids[cause.worker], ids[cause.peer]
+        return Fault(suspects=_named(workers, cause.worker, cause.peer), link=link)
+    failed: tuple[WorkerRecord, ...] = ()
+    if isinstance(cause, StageFailedError) and not is_secondary(cause):
+        failed = _named(workers, *cause.workers)
+    if was_serving:
+        return Fault(failed=failed)
+    suspects = tuple(each for each in workers if not each.has_served or each in failed)
+    return Fault(suspects=suspects or tuple(workers))
 
 
 def attribute(
     cause: StagemeshError,
     workers: Sequence[WorkerRecord],
-    membership: Membership,
+    fault_scores: FaultScores,
     now: float,
     *,
     was_serving: bool,
 ) -> list[WorkerRecord]:
-    """Holds an end that was not planned against whom it speaks; who is guilty by now.
-
-    While requests run, a stage's failure may be a request's fault, so it is only noted. A link that
-    broke then is tried again: most come back by themselves.
-    """
-    if was_serving and isinstance(cause, StageFailedError) and not is_secondary(cause):
-        failed = [worker for worker in workers if worker.name in cause.workers]
-        membership.fault_scores.record_failure(failed, now)
-        for worker in failed:
-            if worker.is_deprioritized:
-                _log.warning("worker_gives_way", worker=worker.name, cause=str(cause))
-    if isinstance(cause, LinkBrokenError):
-        if was_serving:
-            return []
-        by_name = {worker.name: worker.identity.worker_id for worker in workers}
-        membership.fault_scores.record_link_fault((by_name[cause.worker], by_name[cause.peer]), now)
-    return membership.fault_scores.blame(_suspects(cause, workers, was_serving=was_serving), now)
+    """Adds the fault to the scores; returns the suspects that are over the fault limit."""
+    fault = find_fault(cause, workers, was_serving=was_serving)
+    fault_scores.record_failure(fault.failed, now)
+    for worker in fault.failed:
+        if worker.is_deprioritized:
+            _log.warning("worker_deprioritized", worker=worker.name, cause=str(cause))
+    if fault.link is not None:
+        fault_scores.record_link_fault(fault.link, now)
+    return fault_scores.record_fault(fault.suspects, now)
 
 
-def _suspects(
-    cause: StagemeshError, workers: Sequence[WorkerRecord], *, was_serving: bool
-) -> Sequence[WorkerRecord]:
-    """One of these is to blame, or nobody.
-
-    Those that the cause names. Where it names nobody, and the epoch did not come to serve, those
-    that never have, else all of them; while requests run, it may be a request's fault. A stage that
-    fails may have been sent nonsense, or fail by itself although it has served: its ranks are among
-    the suspects.
-    """
-    if isinstance(cause, _NAMES_WORKER):
-        return [worker for worker in workers if worker.name == cause.worker]
-    if isinstance(cause, LinkBrokenError):
-        return [worker for worker in workers if worker.name in (cause.worker, cause.peer)]
-    if was_serving:
-        return []
-    failed = (
-        cause.workers if isinstance(cause, StageFailedError) and not is_secondary(cause) else ()
-    )
-    return [each for each in workers if not each.has_served or each.name in failed] or workers
+def _named(workers: Sequence[WorkerRecord], *names: str) -> tuple[WorkerRecord, ...]:
+    return tuple(worker for worker in workers if worker.name in names)

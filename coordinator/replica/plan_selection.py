@@ -1,18 +1,20 @@
-"""Owns which plan a replica carries out, and with which workers: as asked for, or with fewer.
+"""Selects the plan that a replica runs and its workers: as requested, or with fewer stages.
 
-It takes workers out of the membership; giving them back is `replica.py`'s.
+`_select_*` methods return a selection and change nothing; `_use_plan` commits it. Workers are
+allocated here and released by `replica.py`.
 """
 
 import asyncio
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import dataclass
 
 from coordinator.membership.assignment import Assignment
 from coordinator.membership.fault_scores import Link
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
-from coordinator.planning.degraded_layout import degraded_options, fits_memory, make_plan
+from coordinator.planning.degraded_layout import degraded_options, fits_memory, try_plan
 from coordinator.planning.replica_layout import resolve_dtype, with_dtype
 from coordinator.planning.worker_assignment import assign_workers, describe_shortage
 from coordinator.replica.retry_policy import FormationRetryPolicy
@@ -21,41 +23,50 @@ from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
 from runtime.errors import StagemeshError
 
 
+@dataclass(frozen=True, slots=True)
+class PlanSelection:
+    """A plan, the options that it was made from, and its workers in the order of `assignments`."""
+
+    options: CoordinatorOptions
+    assignments: tuple[Assignment, ...]
+    workers: tuple[WorkerRecord, ...]
+
+
 class ReplicaPlan:
     """The plan of one replica; `assignments` are in the order of stages, and of ranks within one.
 
-    `options` are those that `assignments` were made from. `weights_bytes` is what the last load
-    said of the whole model, 0 before.
+    `options` are those that `assignments` were made from. `weights_bytes` is the size of the whole
+    model as reported by the last load, 0 before.
     """
 
     def __init__(
         self,
         shared: SharedReplicaContext,
         replica: int,
-        asked_for: tuple[Assignment, ...],
+        requested: tuple[Assignment, ...],
         telemetry: ReplicaTelemetry,
     ) -> None:
-        self.assignments = asked_for
+        self.assignments = requested
         self.options = shared.options
         self.weights_bytes = 0
         self._shared = shared
         self._replica = replica
-        self._asked_for = asked_for
+        self._requested = requested
         self._telemetry = telemetry
 
     @property
-    def asked_for(self) -> tuple[Assignment, ...]:
-        """The plan that was asked for, in the dtype that the mesh computes in."""
-        return with_dtype(self._asked_for, self._shared.dtype)
+    def requested(self) -> tuple[Assignment, ...]:
+        """The requested plan, in the dtype of the mesh."""
+        return with_dtype(self._requested, self._shared.dtype)
 
     @property
-    def is_whole(self) -> bool:
-        """It has as many stages as were asked for."""
-        return len(self.assignments) == len(self._asked_for)
+    def is_degraded(self) -> bool:
+        """Whether it has fewer stages than requested."""
+        return len(self.assignments) < len(self._requested)
 
     @property
-    def missing(self) -> str:
-        """What the plan waits for, for people."""
+    def shortage(self) -> str:
+        """A text that explains what the plan waits for."""
         return describe_shortage(self.assignments, self._shared.membership.free)
 
     async def should_give_up(
@@ -64,16 +75,17 @@ class ReplicaPlan:
         cause: StagemeshError,
         workers: Sequence[WorkerRecord],
     ) -> bool:
-        """Whether to give up after `cause`, with which a try of `workers` has ended.
+        """Whether to give up after `cause` has ended an attempt with `workers`.
 
-        Never before workers had the time to come that waited for this coordinator.
+        Waits until workers that were waiting for this coordinator have joined.
         """
         shared = self._shared
 
         def should_give_up() -> bool:
-            has_alternatives = self._has_alternatives(workers)
             return retry_policy.should_give_up(
-                cause, has_served=shared.has_served, has_alternatives=has_alternatives
+                cause,
+                has_served=shared.has_served,
+                has_alternatives=self._has_alternatives(workers),
             )
 
         with suppress(TimeoutError):
@@ -82,81 +94,81 @@ class ReplicaPlan:
         return should_give_up()
 
     def _has_alternatives(self, workers: Sequence[WorkerRecord]) -> bool:
-        """Whether workers that spoiled nothing could carry it out, and not just `workers` again."""
-        there = [
+        """Whether workers below the fault limit, other than exactly `workers`, suffice."""
+        membership = self._shared.membership
+        usable = [
             worker
-            for worker in self._shared.membership.workers
+            for worker in membership.workers
             if worker.replica in (None, self._replica)
             and not worker.exceeds_fault_limit
             and not worker.is_draining
         ]
-        placed = assign_workers(
-            self.assignments, there, self._shared.membership.fault_scores.broken_links
-        )
-        return placed is not None and set(placed) != set(workers)
+        broken = membership.fault_scores.broken_links
+        assigned = assign_workers(self.assignments, usable, broken)
+        return assigned is not None and set(assigned) != set(workers)
 
-    async def take_workers(self) -> tuple[WorkerRecord, ...]:
-        """Workers for the plan that was asked for, after a while for one that makes do with fewer.
+    async def allocate_workers(self) -> tuple[WorkerRecord, ...]:
+        """Allocates workers for the requested plan, or for a degraded one after `replan_seconds`.
 
-        Before the first service nothing less than what was asked for is served. Over a broken link
-        only if there is no other way at all.
+        Before the first service only the requested plan is used. A broken link is used only if
+        there is no other way.
         """
-        membership = self._shared.membership
-        self._use_plan(self._shared.options, self._asked_for)
-        if not self._shared.has_served:
-            return await membership.allocate(self._replica, self._choose_whole)
+        membership, options = self._shared.membership, self._shared.options
+        self._use_plan(options, self.requested)
+        may_degrade = self._shared.has_served
         try:
-            async with asyncio.timeout(self.options.replan_seconds):
-                return await membership.allocate(self._replica, self._choose_whole)
+            async with asyncio.timeout(options.replan_seconds if may_degrade else None):
+                selection = await membership.allocate(self._replica, self._select_full)
         except TimeoutError:
-            return await membership.allocate(self._replica, self._select_degraded)
-
-    def _choose_whole(self, free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
-        """Its workers for the plan that was asked for, as soon as there are enough for it.
-
-        For a smaller one at once where they do not reach each other: to wait would not help.
-        """
-        broken = self._shared.membership.fault_scores.broken_links
-        whole = self._choose(free, broken)
-        if whole is not None or self._choose(free) is None:
-            return whole
-        smaller = self._choose_smaller(free, broken) if self._shared.has_served else None
-        return smaller or self._choose(free)
-
-    def _select_degraded(self, free: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...] | None:
-        """Its workers for the largest plan that is possible."""
-        broken = self._shared.membership.fault_scores.broken_links
-        return self._choose_smaller(free, broken) or self._choose_smaller(free)
-
-    def _choose(
-        self, free: Sequence[WorkerRecord], broken: AbstractSet[Link] = frozenset()
-    ) -> tuple[WorkerRecord, ...] | None:
-        """Its workers, if those that are free suffice; which also settles what they compute in."""
-        shared = self._shared
-        plan = with_dtype(self.assignments, shared.dtype)
-        plan = resolve_dtype(plan, shared.model.config, free)
-        workers = assign_workers(plan, free, broken)
-        if workers is not None:
-            self.assignments, shared.dtype = plan, plan[0].dtype
-        return workers
-
-    def _choose_smaller(
-        self, free: Sequence[WorkerRecord], broken: AbstractSet[Link] = frozenset()
-    ) -> tuple[WorkerRecord, ...] | None:
-        """Its workers for the largest plan that is possible with those that are free."""
-        model = self._shared.model
-        for options in degraded_options(self._shared.options):
-            plan = make_plan(options, model.config, model.fingerprint, self._replica)
-            if plan is None:
-                continue
-            self._use_plan(options, plan)
-            workers = self._choose(free, broken)
-            if workers is not None and fits_memory(plan, workers, self.weights_bytes):
-                return workers
-        self._use_plan(self._shared.options, self._asked_for)
-        return None
+            selection = await membership.allocate(self._replica, self._select_degraded)
+        self._use_plan(selection.options, selection.assignments)
+        return selection.workers
 
     def _use_plan(self, options: CoordinatorOptions, assignments: tuple[Assignment, ...]) -> None:
-        """From now on this is the plan."""
         self.options, self.assignments = options, assignments
+        self._shared.dtype = assignments[0].dtype
         self._telemetry.reshape(options.tp_sizes)
+
+    def _select_full(self, free: Sequence[WorkerRecord]) -> PlanSelection | None:
+        """The requested plan, once there are enough workers for it.
+
+        A degraded one at once if the workers do not reach each other: waiting would not help.
+        """
+        options = self._shared.options
+        intact = self._select(options, self._requested, free, self._broken_links)
+        any_links = intact or self._select(options, self._requested, free)
+        if intact is not None or any_links is None or not self._shared.has_served:
+            return any_links
+        return self._select_largest(free, self._broken_links) or any_links
+
+    def _select_degraded(self, free: Sequence[WorkerRecord]) -> PlanSelection | None:
+        """The largest plan that the free workers can run."""
+        return self._select_largest(free, self._broken_links) or self._select_largest(free)
+
+    def _select_largest(
+        self, free: Sequence[WorkerRecord], broken: AbstractSet[Link] = frozenset()
+    ) -> PlanSelection | None:
+        model = self._shared.model
+        for options in degraded_options(self._shared.options):
+            plan = try_plan(options, model.config, model.fingerprint, self._replica)
+            found = None if plan is None else self._select(options, plan, free, broken)
+            if found and fits_memory(found.assignments, found.workers, self.weights_bytes):
+                return found
+        return None
+
+    def _select(
+        self,
+        options: CoordinatorOptions,
+        assignments: tuple[Assignment, ...],
+        free: Sequence[WorkerRecord],
+        broken: AbstractSet[Link] = frozenset(),
+    ) -> PlanSelection | None:
+        """This plan in the dtype of the mesh, if the free workers suffice."""
+        assignments = with_dtype(assignments, self._shared.dtype)
+        assignments = resolve_dtype(assignments, self._shared.model.config, free)
+        workers = assign_workers(assignments, free, broken)
+        return None if workers is None else PlanSelection(options, assignments, workers)
+
+    @property
+    def _broken_links(self) -> frozenset[Link]:
+        return self._shared.membership.fault_scores.broken_links

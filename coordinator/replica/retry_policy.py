@@ -1,9 +1,8 @@
-"""Owns how long a replica keeps trying: what its failures so far say about the next try.
+"""Decides how long a replica keeps retrying, and how long it pauses between attempts.
 
-Pure. Before the first service, the operator waits for an answer, so what would end the same way
-again is told, once no workers can be on their way that have waited for the coordinator
-(`replica_plan.py`): at once where its launcher starts them all. A mesh that has served waits for
-better workers instead.
+Pure. Before the first service the operator waits for an answer, so a failure that would repeat is
+final once no more workers are expected (`plan_selection.py`). A mesh that has served retries
+forever, and waits for better workers.
 """
 
 from typing import Final
@@ -19,33 +18,33 @@ from runtime.errors import (
     WorkerFailedError,
 )
 
-# These say that the next try would end the same way with the same workers.
-LASTING: Final = (BadRequestError, BrokenModelError, RefusedWorkerError)
+# The next attempt with the same workers would fail in the same way.
+_LASTING: Final = (BadRequestError, BrokenModelError, RefusedWorkerError)
 
-# Tries in a row that failed in the very same words: the next one would too.
+# After this many failures in a row with the same description, the next attempt would fail, too.
 _MAX_EQUAL_FAILURES: Final = 5
 
 
 class FormationRetryPolicy:
-    """The failures of one replica; pauses are in seconds."""
+    """The failures of one replica."""
 
     def __init__(self, backoff_seconds: float, max_backoff_seconds: float) -> None:
         self._backoff = Backoff(backoff_seconds, max_backoff_seconds)
-        self._last_words = ""
+        self._last_description = ""
         self._num_failures = 0
         self._num_equal_failures = 0
 
-    def count(self, cause: StagemeshError, *, has_just_served: bool) -> None:
-        """One more epoch is over, or did not come to serve."""
-        words = _words(cause)
-        is_same, self._last_words = words == self._last_words, words
+    def record_failure(self, cause: StagemeshError, *, has_just_served: bool) -> None:
+        """Counts the end of an attempt, or of an epoch that served."""
+        description = _describe(cause)
+        is_same, self._last_description = description == self._last_description, description
         self._num_failures = 0 if has_just_served else self._num_failures + 1
         self._num_equal_failures = self._num_equal_failures + 1 if is_same else 1
 
     def should_give_up(
         self, cause: StagemeshError, *, has_served: bool, has_alternatives: bool = False
     ) -> bool:
-        """Whether to give up after `cause`, which was counted.
+        """Whether to give up after `cause`, which was recorded.
 
         Never once the mesh has served, nor while `has_alternatives`: workers below the fault limit
         that could form the replica instead.
@@ -55,7 +54,7 @@ class FormationRetryPolicy:
         is_repeated = min(self._num_failures, self._num_equal_failures) >= _MAX_EQUAL_FAILURES
         if is_repeated and not isinstance(cause, WorkerDiedError):
             return True
-        return isinstance(cause, LASTING)
+        return isinstance(cause, _LASTING)
 
     @property
     def pause_seconds(self) -> float:
@@ -63,10 +62,10 @@ class FormationRetryPolicy:
         return self._backoff.pause_seconds(self._num_failures)
 
 
-def _words(cause: StagemeshError) -> str:
-    """What makes two failures equal; which worker failed, and of how many bytes, is by chance.
+def _describe(cause: StagemeshError) -> str:
+    """The description by which failures are equal.
 
-    So it is which of two workers was to reach the other.
+    Without the worker, link and sizes for errors where these vary by chance.
     """
-    by_chance = isinstance(cause, (WorkerFailedError, LinkBrokenError))
-    return cause.code if by_chance else str(cause)
+    varies = isinstance(cause, (WorkerFailedError, LinkBrokenError))
+    return cause.code if varies else str(cause)

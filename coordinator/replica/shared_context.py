@@ -1,4 +1,4 @@
-"""Owns what the replicas of one coordinator share: model, workers, unique names."""
+"""Holds what the replicas of one coordinator share: the model, the workers and epoch ids."""
 
 import asyncio
 import itertools
@@ -6,32 +6,30 @@ from dataclasses import dataclass, field
 
 from coordinator.membership.membership import Membership
 from coordinator.options import CoordinatorOptions
-from coordinator.stage_client.stage_client import EpochId
+from coordinator.stage_client.stage_codec import EpochId
 from coordinator.tokenization.model_info import ServedModel
 
 
 @dataclass(slots=True)
 class SharedReplicaContext:
-    """One per coordinator.
-
-    `dtype` is what `auto` came to when the first replica formed: with another, the tokens of
-    requests that go on elsewhere would change. `settled_at` is when workers that waited for this
-    coordinator have come, in the event loop's time. `has_served` says that some replica has.
-    `changed` is set with every change of a replica's phase, `recording` is held while a canary's
-    reference is looked for, so that it is computed once.
-    """
+    """One object per coordinator; `changed` is set at each change of a replica's phase."""
 
     coordinator_id: str
     model: ServedModel
     options: CoordinatorOptions
     membership: Membership
     changed: asyncio.Event
+    # `ReplicaPlan` replaces `auto` when the first replica forms: with another dtype, requests that
+    # move to another replica would get other tokens.
     dtype: str
+    # When workers that were waiting for this coordinator have joined, in the event loop's time.
     settled_at: float = 0.0
+    # Set by the first `Replica` that serves.
     has_served: bool = False
+    # Held while a canary's reference is looked up or recorded, so that it is recorded once.
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
     _counters: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def new_epoch(self) -> EpochId:
-        """A name later than all before: a worker may come from another replica."""
+        """An id above all earlier ones of any replica: workers move between replicas."""
         return EpochId(self.coordinator_id, next(self._counters))

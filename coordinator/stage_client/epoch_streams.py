@@ -1,24 +1,23 @@
-"""Owns one epoch's streams: steps to every rank of stage 0, results from every rank.
+"""Holds the streams of one epoch: steps to every rank of stage 0, results from every rank.
 
-Rank 0 of a stage answers each step; the others say nothing but why they failed.
-
-What a peer says is checked here before anybody believes it; any breach ends the epoch. It never
-decides what to send.
+Rank 0 of a stage answers each step; the other ranks send only their failures. Everything that a
+peer sends is validated before use, and a breach ends the epoch. What to send is decided elsewhere.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from coordinator.stage_client.failure_source import RankFailureSource
-from coordinator.stage_client.result_validation import check_part, check_tokens
-from coordinator.stage_client.root_cause import raise_after_grace
-from coordinator.stage_client.stage_client import EpochPlan, ForwardCall, ResultsCall, StageClient
+from coordinator.stage_client.failures import RankFailureSource, raise_after_grace
+from coordinator.stage_client.result_reader import check_tokens, read_failure, read_results
+from coordinator.stage_client.stage_client import ForwardCall, StageClient
+from coordinator.stage_client.stage_codec import EpochPlan
 from protos import stage_pb2
 from runtime.errors import (
     EpochEndedError,
@@ -27,7 +26,6 @@ from runtime.errors import (
     StepGapError,
     WindowExceededError,
 )
-from runtime.protocol.result_codec import result_from_proto
 from runtime.protocol.step import Step, StepResult
 from runtime.protocol.step_codec import step_to_header
 from scheduler import StageRecord
@@ -36,9 +34,9 @@ RecordFn = Callable[[StageRecord], None]
 
 
 class EpochStreams:
-    """The open streams of one epoch; what arrives is collected until the step loop takes it.
+    """The open streams of one epoch; results are collected until the step loop takes them.
 
-    Its buffers are bounded by the steps in flight: a stage may answer only what was sent.
+    The buffers are bounded by the steps in flight: a stage may answer only what was sent.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class EpochStreams:
         self._epoch = plan.epoch
         self._forward = forward
         self._window = plan.window
-        self._max_step_tokens = plan.max_step_tokens
         self._send_seconds = send_seconds
         self._wake = wake
         self._credits = [plan.window] * len(forward)
@@ -66,21 +63,21 @@ class EpochStreams:
 
     @property
     def num_sent(self) -> int:
-        """Steps sent so far, and so the number of the next one."""
+        """Steps sent so far, which is the number of the next one."""
         return self._num_sent
 
     @property
     def num_credits(self) -> int:
-        """Steps that every rank of stage 0 would take now."""
+        """Steps that every rank of stage 0 accepts now."""
         return min(self._credits)
 
     @property
     def can_send(self) -> bool:
-        """Every rank of stage 0 has a credit left."""
+        """Whether every rank of stage 0 has a credit left."""
         return self.num_credits > 0
 
     async def send(self, step: Step) -> None:
-        """Writes `step` to every rank of stage 0; only with `can_send`."""
+        """Writes `step` to every rank of stage 0; requires `can_send`."""
         frame = stage_pb2.Frame(
             epoch=self._epoch.to_proto(), step=step.number, header=step_to_header(step), last=True
         )
@@ -96,24 +93,28 @@ class EpochStreams:
         except grpc.aio.AioRpcError as error:
             end = self._sources[0].from_status(error)
         except asyncio.InvalidStateError:
-            end = self._sources[0].from_closed("stream")
+            end = self._sources[0].from_close("stream")
         else:
             return
         await raise_after_grace(end)
 
     def stalled(self, cause: str, detail: str) -> StagemeshError:
-        """The error of steps that do not come back, or are not taken.
+        """The error for steps that are not answered or not accepted.
 
-        Of the last stage that owes an answer to what the one before it has done: it may hold back
-        all those before it.
+        Names the last stage that has not answered a step that the stage before it has done: it may
+        hold back all stages before it.
         """
-        given = (self._num_sent, *self._num_answered)
-        owing = [stage for stage, (had, done) in enumerate(pairwise(given)) if done < had]
-        if owing:
-            waits_for = f"it has not answered step {self._num_answered[owing[-1]]}"
-            return self._sources[owing[-1]].from_stage(cause, f"{detail}; {waits_for}")
+        num_received = (self._num_sent, *self._num_answered)
+        behind = [
+            stage
+            for stage, (received, answered) in enumerate(pairwise(num_received))
+            if answered < received
+        ]
+        if behind:
+            waits_for = f"it has not answered step {self._num_answered[behind[-1]]}"
+            return self._sources[behind[-1]].stage_failure(cause, f"{detail}; {waits_for}")
         if not self.can_send:
-            return self._sources[0].from_stage(cause, detail)
+            return self._sources[0].stage_failure(cause, detail)
         return EpochEndedError(cause=cause, detail=detail)
 
     def take_results(self) -> list[StepResult]:
@@ -122,7 +123,7 @@ class EpochStreams:
         return results
 
     def take_records(self) -> list[StageRecord]:
-        """What stages have told of their steps since the last call, a stage's own in order."""
+        """The stages' step records since the last call, in order within a stage."""
         records, self._records = self._records, []
         return records
 
@@ -130,7 +131,7 @@ class EpochStreams:
         """Never returns: counts the credits of one rank of stage 0 until its stream ends."""
         call = self._forward[rank]
         source = self._sources[0]
-        end = source.from_closed("stream")
+        end = source.from_close("stream")
         expected = 0
         try:
             async for credit in call:
@@ -147,59 +148,25 @@ class EpochStreams:
             end = source.from_violation(error)
         await raise_after_grace(end)
 
-    async def read_results(
-        self, stage: int, call: ResultsCall, record: RecordFn, vocab_size: int | None
+    def accept(
+        self, stage: int, record: RecordFn, vocab_size: int | None, result: StepResult
     ) -> None:
-        """Never returns: reads a rank 0's results; the last stage's carry `vocab_size`."""
-        source = self._sources[stage]
-        end = source.from_closed("results")
-        parts: list[stage_pb2.StepResult] = []
-        try:
-            async for message in call:
-                if message.HasField("failure"):
-                    end = source.from_result(message.failure)
-                    break
-                if message.continues:
-                    check_part(message, parts, self._max_step_tokens)
-                    parts.append(message)
-                    continue
-                self._take(stage, result_from_proto(message, parts), record, vocab_size)
-                parts = []
-        except grpc.aio.AioRpcError as error:
-            end = source.from_status(error)
-        except StagemeshError as error:
-            end = source.from_violation(error)
-        await raise_after_grace(end)
+        """Accepts a stage's answer to a step; `vocab_size` is given for the last stage only.
 
-    def _take(
-        self, stage: int, result: StepResult, record: RecordFn, vocab_size: int | None
-    ) -> None:
-        """A stage's answer to a step; raises what it breaks."""
+        Raises `StepGapError` or `FrameError` for an answer that breaks the protocol.
+        """
         expected = self._num_answered[stage]
         if result.step != expected or expected >= self._num_sent:
             raise StepGapError(expected=expected, actual=result.step)
         if vocab_size is not None:
-            check_tokens((*result.sampled, *result.scored), vocab_size)
+            check_tokens(result, vocab_size)
         self._num_answered[stage] += 1
-        from_result = StageRecord(result.step, stage, result.timing)
-        record(from_result)
-        self._records.append(from_result)
+        stage_record = StageRecord(result.step, stage, result.timing)
+        record(stage_record)
+        self._records.append(stage_record)
         if vocab_size is not None:
             self._results.append(result)
             self._wake.set()
-
-
-async def read_failure(source: RankFailureSource, call: ResultsCall) -> None:
-    """Never returns: waits for what another rank than 0 failed of."""
-    end = source.from_closed("results")
-    try:
-        async for message in call:
-            if message.HasField("failure"):
-                end = source.from_result(message.failure)
-                break
-    except grpc.aio.AioRpcError as error:
-        end = source.from_status(error)
-    await raise_after_grace(end)
 
 
 @asynccontextmanager
@@ -213,38 +180,30 @@ async def open_streams(
 ) -> AsyncIterator[EpochStreams]:
     """The streams of an epoch that every rank has opened, read in the background.
 
-    The first error of a reader cancels the body and comes out in an exception group; all calls
-    are cancelled at the end, which tells the stages that the epoch is over.
+    The first error of a reader cancels the body and is raised in an exception group. All calls are
+    cancelled at the end, which ends the epoch on the stages.
     """
     addresses = tuple(tuple(client.worker.name for client in ranks) for ranks in stages)
     forward = [client.forward() for client in stages[0]]
     results = [[client.results(plan.epoch) for client in ranks] for ranks in stages]
     streams = EpochStreams(plan, forward, send_seconds, wake, addresses)
+
+    def result_readers() -> Iterator[Coroutine[Any, Any, None]]:
+        for stage, (first, *others) in enumerate(results):
+            size = vocab_size if stage == len(results) - 1 else None
+            source = RankFailureSource(stage, 0, addresses)
+            accept = partial(streams.accept, stage, record, size)
+            yield read_results(source, first, plan.max_step_tokens, accept)
+            for rank, call in enumerate(others, start=1):
+                yield read_failure(RankFailureSource(stage, rank, addresses), call)
+
     try:
         async with asyncio.TaskGroup() as tasks:
-            readers = [
-                *(streams.read_credits(rank) for rank in range(len(forward))),
-                *_result_readers(streams, results, addresses, record, vocab_size),
-            ]
-            running = [tasks.create_task(reader) for reader in readers]
+            credit_readers = (streams.read_credits(rank) for rank in range(len(forward)))
+            running = [tasks.create_task(each) for each in (*credit_readers, *result_readers())]
             yield streams
             for task in running:
                 task.cancel()
     finally:
         for call in (*forward, *chain.from_iterable(results)):
             call.cancel()
-
-
-def _result_readers(
-    streams: EpochStreams,
-    results: Sequence[Sequence[ResultsCall]],
-    addresses: tuple[tuple[str, ...], ...],
-    record: RecordFn,
-    vocab_size: int,
-) -> Iterator[Coroutine[Any, Any, None]]:
-    """One for each rank of each stage."""
-    for stage, (first, *others) in enumerate(results):
-        is_last = stage == len(results) - 1
-        yield streams.read_results(stage, first, record, vocab_size if is_last else None)
-        for rank, call in enumerate(others, start=1):
-            yield read_failure(RankFailureSource(stage, rank, addresses), call)

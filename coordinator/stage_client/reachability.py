@@ -1,7 +1,7 @@
-"""Owns the proof that a worker answers where it says, asked before it is let in.
+"""Checks that a worker answers at the address it advertises, before it joins.
 
-A wrong interface, a closed port or a link on which nothing passes is found out now, and not when
-the worker is needed. However many say hello, only so many are asked at once.
+A wrong interface, a closed port or a link that drops packets is found before the worker is needed.
+The number of concurrent checks is bounded.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ from protos import stage_pb2, stage_pb2_grpc
 from runtime.rpc.channels import dial, error_from_rpc
 from runtime.rpc.tls import MeshTls, Role
 
-# As many as ask in the same moment when a large mesh starts are asked within a second.
+# A large mesh that starts at once is checked within a second.
 MAX_CONCURRENT: Final = 64
-# With the wait for the answer, less than a worker waits for its welcome.
+# Together with `STATUS_SECONDS`, less than a worker waits for its welcome.
 MAX_QUEUE_SECONDS: Final = 4.0
 
 
 class ReachabilityCheck:
-    """Whoever joins is asked in turn; `MAX_CONCURRENT` channels at most are open for it."""
+    """Checks workers with at most `MAX_CONCURRENT` open channels."""
 
     def __init__(self, tls: MeshTls | None) -> None:
         self._tls = tls
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def find_problem(self, identity: WorkerIdentity) -> str:
-        """Why this very worker is not reached at its address; empty if it is.
+        """Why the address does not reach this worker; empty if it does.
 
-        Raises TimeoutError when its turn does not come.
+        Raises TimeoutError if no slot is free within `MAX_QUEUE_SECONDS`.
         """
         async with asyncio.timeout(MAX_QUEUE_SECONDS):
             await self._slots.acquire()

@@ -1,27 +1,30 @@
-"""Owns the calls to one worker's Stage service: typed in and out, each wait on it with a deadline.
+"""Calls the Stage service of one worker, with typed values and a deadline for each wait.
 
-It decides nothing; an error says whether the worker refused (asking it again is pointless), failed
+It decides nothing; errors state whether the worker refused (another attempt is pointless), failed
 or could not be reached.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
 import grpc
 import grpc.aio
 
-from coordinator.membership.assignment import Assignment, LoadReport
+from coordinator.membership.assignment import Assignment, CanaryReference, LoadReport
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
-from coordinator.replica.canary import CanaryReference
-from coordinator.stage_client.assignment_codec import BACKENDS, OVERLAPS, assignment_to_proto
-from coordinator.stage_client.root_cause import raise_after_grace
-from coordinator.stage_client.stage_errors import opening_error, stage_error
+from coordinator.stage_client.failures import call_error, raise_after_grace
+from coordinator.stage_client.stage_codec import (
+    EpochId,
+    EpochPlan,
+    RankPosition,
+    assignment_to_proto,
+    open_epoch_request,
+)
 from protos import stage_pb2, stage_pb2_grpc
-from runtime.errors import WorkerDiedError
+from runtime.errors import FingerprintMismatchError, WorkerDiedError, WorkerRefusedError
 from runtime.rpc.channels import dial
 from runtime.rpc.tls import Role
 
@@ -36,45 +39,8 @@ ProgressT = TypeVar("ProgressT")
 STATUS_SECONDS: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class EpochId:
-    """The life of one replica between two changes."""
-
-    coordinator_id: str
-    counter: int
-
-    def to_proto(self) -> stage_pb2.EpochId:
-        """The same on the wire."""
-        return stage_pb2.EpochId(coordinator_id=self.coordinator_id, counter=self.counter)
-
-
-@dataclass(frozen=True, slots=True)
-class EpochPlan:
-    """What all ranks of a replica agree on for one epoch."""
-
-    epoch: EpochId
-    replica: int
-    num_kv_blocks: int
-    max_sequences: int
-    max_step_tokens: int
-    window: int
-    backend: str
-    collective_timeout_seconds: float
-    overlap: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankPosition:
-    """Where one rank stands in an epoch; `next_addresses` are the next stage's ranks in order."""
-
-    stage: int
-    rank: int
-    next_addresses: tuple[str, ...]
-    num_senders: int
-
-
 class StageClient:
-    """The way to one worker, over a channel of its own."""
+    """Calls one worker over a channel of its own; the only writer of the record's `held`."""
 
     def __init__(
         self,
@@ -93,25 +59,35 @@ class StageClient:
     async def connect(
         cls, worker: WorkerRecord, options: CoordinatorOptions
     ) -> AsyncIterator["StageClient"]:
-        """A link whose channel, and with it every call left open, is closed at the end."""
+        """A client whose channel, with every call left open on it, is closed at the end."""
         tls = None if options.mesh_tls is None else options.mesh_tls.credentials_for(Role.WORKER)
         async with dial(worker.identity.address, tls) as channel:
             yield cls(worker, channel, options.call_seconds, options.load_progress_seconds)
 
     async def load(self, assignment: Assignment, progress: ProgressFn) -> LoadReport:
-        """Makes the worker load its part; `progress` gets bytes done and in all."""
+        """Makes the worker load its part; `progress` gets done and total bytes.
+
+        Raises `WorkerRefusedError` if the worker's files are not those of the assignment.
+        """
+        self.worker.held = None
         request = stage_pb2.LoadRequest(assignment=assignment_to_proto(assignment))
         reports: list[stage_pb2.LoadReport] = []
 
-        def take(message: stage_pb2.LoadProgress) -> None:
+        def read(message: stage_pb2.LoadProgress) -> None:
             progress(message.done_bytes, message.total_bytes)
             if message.HasField("report"):
                 reports.append(message.report)
 
-        await self._follow(self._stub.Load(request), take)
+        await self._read_progress(self._stub.Load(request), read)
         if not reports:
             raise WorkerDiedError(worker=self.worker.name, detail="loading ended without a report")
         report = reports[-1]
+        if report.weights_fingerprint != assignment.weights_fingerprint:
+            mismatch = FingerprintMismatchError(
+                expected=assignment.weights_fingerprint, actual=report.weights_fingerprint
+            )
+            raise WorkerRefusedError(worker=self.worker.name, reason=str(mismatch))
+        self.worker.held = assignment
         return LoadReport(
             num_kv_blocks=report.num_kv_blocks,
             weights_bytes=report.weights_bytes,
@@ -121,21 +97,22 @@ class StageClient:
         )
 
     async def held_report(self, assignment: Assignment) -> LoadReport | None:
-        """The report of a worker that holds just this part already, None if it does not.
+        """The report of a worker that holds exactly this part already, else None.
 
-        The first call of every try: a worker that can be reached by nobody is found out here.
+        The first call of every attempt: it finds workers that cannot be reached.
         """
         timeout = min(STATUS_SECONDS, self._call_seconds)
         try:
             status = await self._stub.Status(stage_pb2.StatusRequest(), timeout=timeout)
         except grpc.aio.AioRpcError as error:
-            raise stage_error(error, self.worker.name) from None
+            raise call_error(error, self.worker.name) from None
         is_loaded = status.state in (
             stage_pb2.WORKER_STATE_LOADED,
             stage_pb2.WORKER_STATE_SERVING,
         )
         if not is_loaded or status.assignment != assignment_to_proto(assignment):
             return None
+        self.worker.held = assignment
         return LoadReport(
             num_kv_blocks=status.num_kv_blocks,
             weights_bytes=status.weights_bytes,
@@ -151,7 +128,7 @@ class StageClient:
         num_logprobs: int,
         progress: ProgressFn,
     ) -> CanaryReference:
-        """What the model in one piece says; `progress` gets layers done and in all."""
+        """Makes the worker run the unsplit model; `progress` gets done and total layers."""
         request = stage_pb2.RecordCanaryRequest(
             model=assignment.model,
             weights_fingerprint=assignment.weights_fingerprint,
@@ -161,41 +138,24 @@ class StageClient:
         )
         references: list[CanaryReference] = []
 
-        def take(message: stage_pb2.RecordCanaryProgress) -> None:
+        def read(message: stage_pb2.RecordCanaryProgress) -> None:
             progress(message.done_layers, message.num_layers)
             if message.top_ids:
                 top_ids, top_logprobs = tuple(message.top_ids), tuple(message.top_logprobs)
                 references.append(CanaryReference(token_ids, top_ids, top_logprobs))
 
-        await self._follow(self._stub.RecordCanary(request), take)
+        await self._read_progress(self._stub.RecordCanary(request), read)
         if not references:
             raise WorkerDiedError(worker=self.worker.name, detail="the canary ended without values")
         return references[-1]
 
-    async def open_epoch(self, plan: EpochPlan, place: RankPosition) -> None:
-        """Starts an epoch on this rank: slots and KV cache empty, the next stage dialled."""
-        request = stage_pb2.OpenEpochRequest(
-            epoch=plan.epoch.to_proto(),
-            replica=plan.replica,
-            stage=place.stage,
-            rank=place.rank,
-            num_kv_blocks=plan.num_kv_blocks,
-            max_sequences=plan.max_sequences,
-            max_step_tokens=plan.max_step_tokens,
-            window=plan.window,
-            next=[
-                stage_pb2.Peer(address=address, rank=rank)
-                for rank, address in enumerate(place.next_addresses)
-            ],
-            num_senders=place.num_senders,
-            backend=BACKENDS[plan.backend],
-            collective_timeout_seconds=plan.collective_timeout_seconds,
-            overlap=OVERLAPS[plan.overlap],
-        )
+    async def open_epoch(self, plan: EpochPlan, position: RankPosition) -> None:
+        """Starts an epoch on this rank: slots and KV cache empty, the next stage connected."""
+        request = open_epoch_request(plan, position)
         try:
             await self._stub.OpenEpoch(request, timeout=self._call_seconds)
         except grpc.aio.AioRpcError as error:
-            failure = opening_error(error, self.worker.name, place.next_addresses)
+            failure = call_error(error, self.worker.name, position.next_addresses)
         else:
             return
         await raise_after_grace(failure)
@@ -208,23 +168,23 @@ class StageClient:
         """Opens the stream of steps; the caller cancels it."""
         return self._stub.Forward()
 
-    async def _follow(
+    async def _read_progress(
         self,
         call: grpc.aio.UnaryStreamCall[RequestT, ProgressT],
-        each: Callable[[ProgressT], None],
+        read: Callable[[ProgressT], None],
     ) -> None:
-        """Reads `call` to its end; the worker must say something every `progress_seconds`."""
+        """Reads `call` to its end; the worker must send a message every `progress_seconds`."""
         try:
             while True:
                 async with asyncio.timeout(self._progress_seconds):
                     message = await call.read()
                 if message is grpc.aio.EOF:
                     return
-                each(cast("ProgressT", message))
+                read(cast("ProgressT", message))
         except TimeoutError:
             detail = f"no progress within {self._progress_seconds:g} s"
             raise WorkerDiedError(worker=self.worker.name, detail=detail) from None
         except grpc.aio.AioRpcError as error:
-            raise stage_error(error, self.worker.name) from None
+            raise call_error(error, self.worker.name) from None
         finally:
             call.cancel()

@@ -11,8 +11,8 @@ from coordinator.api.grpc.draining import MAX_GRACE_SECONDS
 from coordinator.membership.membership import MAX_FIELD_LENGTH, Membership
 from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.security.listen_policy import check_worker_address
-from coordinator.stage_client.assignment_codec import assignment_from_proto
 from coordinator.stage_client.reachability import ReachabilityCheck
+from coordinator.stage_client.stage_codec import assignment_from_proto
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2
 from runtime.errors import RefusedWorkerError
 from runtime.host.logs import get_logger

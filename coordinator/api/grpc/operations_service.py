@@ -6,8 +6,7 @@ from typing import Any
 from coordinator.api.grpc.draining import MAX_GRACE_SECONDS, find_workers
 from coordinator.coordinator import Coordinator
 from coordinator.membership.worker_record import WorkerRecord
-from coordinator.replica.phases import Phase
-from coordinator.replica.replica import Replica
+from coordinator.replica.replica import Phase, Replica
 from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
 from coordinator.telemetry.scheduler_telemetry import scheduler_state
 from protos import mesh_pb2, mesh_pb2_grpc, stage_pb2

@@ -82,7 +82,7 @@ def test_place_worker_that_spoiled_a_try_comes_behind_newcomers_though_it_holds_
     )
     membership.join(good, held=plan[0])
     spoiler = membership.join(bad, held=plan[1])
-    assert membership.fault_scores.blame([spoiler], now=0.0) == [spoiler]
+    assert membership.fault_scores.record_fault([spoiler], now=0.0) == [spoiler]
     membership.leave(spoiler, "its canary is wrong")
     membership.join(newcomer)
     back = membership.join(bad, held=plan[1])
@@ -101,12 +101,12 @@ def test_place_of_two_that_may_have_spoiled_a_try_no_more_are_taken_than_must_be
         membership.join(replace(worker(name).identity, protocol_version=PROTOCOL_VERSION), part)
         for name, part in zip("ab", plan, strict=True)
     )
-    assert membership.fault_scores.blame([first, second], now=0.0) == []
+    assert membership.fault_scores.record_fault([first, second], now=0.0) == []
     assert names(assign_workers(plan, membership.free)) == ["a", "b"]
     membership.join(replace(worker("c").identity, protocol_version=PROTOCOL_VERSION))
     assert names(assign_workers(plan, membership.free)) == ["a", "c"]
     # The other try came to nothing, too, so it was the one that was there both times.
-    assert membership.fault_scores.blame([first, membership.workers[2]], now=1.0) == [first]
+    assert membership.fault_scores.record_fault([first, membership.workers[2]], now=1.0) == [first]
     assert names(assign_workers(plan, membership.free)) == ["c", "b"]
 
 
@@ -131,8 +131,8 @@ def test_place_ranks_scattered_over_hosts_is_none_and_says_why(toy_folder: Path)
     scattered = workers(a=3, b=1)
     assert assign_workers(plan, scattered) is None
     assert describe_shortage(plan, scattered) == (
-        "4 are there (3 on a, 1 on b), but the ranks of a stage must share a host, and the stages "
-        "have 2, 2"
+        "4 have joined (3 on a, 1 on b), but the ranks of a stage must share a host, and the "
+        "stages have 2, 2"
     )
 
 

@@ -15,7 +15,7 @@ from coordinator.planning.replica_layout import plan_replica
 from coordinator.planning.worker_assignment import assign_workers, links_of
 from protos import mesh_pb2
 from runtime.model_config.model_config import load_model_config
-from tests.coordinator.replica.test_fault_attribution import outcome, rejoining, used
+from tests.coordinator.replica.test_faulty_workers import outcome, rejoining, used
 from tests.coordinator.toy_mesh import (
     Answer,
     ToyMesh,

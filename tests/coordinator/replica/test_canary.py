@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.membership.assignment import CanaryReference
 from coordinator.replica.canary import (
-    CanaryReference,
     canary_prompt,
     check_canary,
     read_reference,

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.options import CoordinatorOptions
-from coordinator.planning.degraded_layout import degraded_options, fits_memory, make_plan
+from coordinator.planning.degraded_layout import degraded_options, fits_memory, try_plan
 from coordinator.planning.replica_layout import plan_replica
 from runtime.model_config.model_config import ModelConfig, load_model_config
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
@@ -75,8 +75,8 @@ def test_smaller_options_stages_of_different_ranks_have_no_other_plan() -> None:
     assert list(degraded_options(uneven)) == [uneven]
 
 
-def test_make_plan_options_that_the_model_does_not_allow_give_none(config: ModelConfig) -> None:
-    assert make_plan(replace(OPTIONS, pp=9), config, "f00", 0) is None
+def test_try_plan_options_that_the_model_does_not_allow_give_none(config: ModelConfig) -> None:
+    assert try_plan(replace(OPTIONS, pp=9), config, "f00", 0) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from coordinator import coordinator
-from coordinator.membership import decaying_score
+from coordinator.membership import fault_scores
 from protos import mesh_pb2, mesh_pb2_grpc
 from tests.coordinator.toy_mesh import Answer, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
@@ -114,7 +114,7 @@ async def test_drain_spare_that_was_put_out_is_taken_once_its_blame_has_passed(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker whose link was cut for a minute is not out for ever."""
-    monkeypatch.setattr(decaying_score, "HALVING_SECONDS", 0.05)
+    monkeypatch.setattr(fault_scores, "HALF_LIFE_SECONDS", 0.05)
     monkeypatch.setattr(coordinator, "_DECAY_SECONDS", 0.01)
     async with toy_mesh(toy_folder) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=40))

@@ -25,7 +25,7 @@ from coordinator.replica.fault_attribution import attribute
 from runtime.errors import StageFailedError
 from runtime.model_config.model_config import load_model_config
 from runtime.version import PROTOCOL_VERSION
-from tests.coordinator.replica.test_fault_attribution import used
+from tests.coordinator.replica.test_faulty_workers import used
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
 
@@ -97,7 +97,7 @@ class World:
             requests -= running
             return False
         cause = StageFailedError(cause="position", detail="", workers=(culprits[0].name,))
-        over_limit = attribute(cause, workers, self.membership, 0.0, was_serving=True)
+        over_limit = attribute(cause, workers, self.membership.fault_scores, 0.0, was_serving=True)
         assert over_limit == []
         culprit = self.suspects.end_epoch()
         if culprit is not None:
@@ -163,4 +163,4 @@ def test_blame_of_what_poison_requests_end_puts_nobody_out_and_fails_no_other(
     assert sorted(world.failed) == sorted(came & poison)
     assert world.membership.workers == tuple(world.workers)
     if world.failed:
-        assert not any(worker.num_failures for worker in world.workers)
+        assert not any(worker.failure_score for worker in world.workers)

@@ -27,7 +27,7 @@ def failures_until_over(
 ) -> int:
     """How many failures in a row it takes; `most` if none of them is the last."""
     for number in range(1, most):
-        retry_policy.count(cause, has_just_served=False)
+        retry_policy.record_failure(cause, has_just_served=False)
         if retry_policy.should_give_up(cause, has_served=has_served):
             return number
     return most
@@ -50,7 +50,7 @@ def test_patience_before_the_first_service_ends(cause: StagemeshError, number: i
 @pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED, DIED])
 def test_patience_after_the_first_service_never_ends(cause: StagemeshError) -> None:
     retry_policy = FormationRetryPolicy(0.1, 1.0)
-    retry_policy.count(DIED, has_just_served=True)
+    retry_policy.record_failure(DIED, has_just_served=True)
     assert failures_until_over(retry_policy, cause, has_served=True) == 20
 
 
@@ -58,7 +58,7 @@ def test_patience_after_the_first_service_never_ends(cause: StagemeshError) -> N
 def test_patience_with_workers_that_spoiled_nothing_goes_on(cause: StagemeshError) -> None:
     retry_policy = FormationRetryPolicy(0.1, 1.0)
     for _ in range(20):
-        retry_policy.count(cause, has_just_served=False)
+        retry_policy.record_failure(cause, has_just_served=False)
         assert not retry_policy.should_give_up(cause, has_served=False, has_alternatives=True)
     assert retry_policy.should_give_up(cause, has_served=False, has_alternatives=False)
 
@@ -68,7 +68,7 @@ def test_patience_with_workers_that_fail_in_turn_ends() -> None:
     causes = [WorkerFailedError(worker=f"w{n}", reason=f"{n} bytes short") for n in range(5)]
     for cause in causes:
         assert not retry_policy.should_give_up(cause, has_served=False)
-        retry_policy.count(cause, has_just_served=False)
+        retry_policy.record_failure(cause, has_just_served=False)
     assert retry_policy.should_give_up(causes[-1], has_served=False)
 
 
@@ -76,6 +76,6 @@ def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None
     retry_policy = FormationRetryPolicy(0.1, 0.5)
     pauses = []
     for has_just_served in (True, False, False, False, True):
-        retry_policy.count(DIED, has_just_served=has_just_served)
+        retry_policy.record_failure(DIED, has_just_served=has_just_served)
         pauses.append(retry_policy.pause_seconds)
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.1])

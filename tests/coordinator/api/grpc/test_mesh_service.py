@@ -18,7 +18,7 @@ async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
         message = await worker.join_mesh(address)
         assert message.welcome.coordinator_id == "c1"
         assert message.welcome.heartbeat_seconds == pytest.approx(0.02)
-        (record,) = await membership.allocate(0, lambda free: tuple(free) or None)
+        (record,) = membership.free
         assert record.identity.worker_id == "a"
         assert worker.join is not None
         second = await worker.join.read()
@@ -66,7 +66,7 @@ async def test_join_again_before_the_end_was_noticed_replaces_the_former() -> No
         (former,) = membership.workers
         first.stage.worker_id = "b"  # who answers there now
         await second.join_mesh(address, address=first.address)
-        assert former.departure_reason == "it joined anew"
+        assert former.departure_reason == "it joined again"
         assert [worker.identity.worker_id for worker in membership.workers] == ["b"]
 
 

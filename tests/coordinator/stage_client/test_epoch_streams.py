@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from coordinator.stage_client.epoch_streams import EpochStreams
-from coordinator.stage_client.stage_client import EpochId, EpochPlan
+from coordinator.stage_client.stage_codec import EpochId, EpochPlan
 from protos import stage_pb2
 from runtime.errors import FrameError, StageFailedError, StagemeshError, WindowExceededError
 from runtime.protocol.step import Step
