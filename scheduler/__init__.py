@@ -29,7 +29,7 @@ from scheduler.routing.replica_router import (
     work_of,
 )
 from scheduler.scheduler import Scheduler
-from scheduler.sequences.sequence import FinishReason, ScoreEvent, SequenceRequest, TokenEvent
+from scheduler.sequences.sequence import ScoreEvent, SequenceRequest, TokenEvent
 
 __all__ = [
     "NO_PROGRESS",
@@ -38,7 +38,6 @@ __all__ = [
     "Alarm",
     "BubbleSeconds",
     "Decisions",
-    "FinishReason",
     "FixedPolicy",
     "LimitRatios",
     "Plan",

@@ -9,6 +9,7 @@ other files, so that all that can happen to a scheduler stands in one place.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from runtime.errors import QueueFullError
 from runtime.protocol.step import SampledToken, ScoredToken, Step, make_rows
@@ -22,7 +23,6 @@ from scheduler.observability.pipeline_meter import PipelineMeter
 from scheduler.observability.snapshot import SchedulerInsight
 from scheduler.policies.interface import Policy
 from scheduler.sequences.sequence import (
-    FinishReason,
     Phase,
     ScoreEvent,
     SequenceRequest,
@@ -30,6 +30,9 @@ from scheduler.sequences.sequence import (
     TokenEvent,
     TrackedSequence,
 )
+
+if TYPE_CHECKING:
+    from runtime.protocol.inference_types import FinishReason
 
 
 class Scheduler:

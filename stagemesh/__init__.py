@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Final
 from runtime.version import VERSION
 
 if TYPE_CHECKING:
-    from runtime.rpc.tls import trusting
-    from stagemesh.client.async_client import AsyncClient
-    from stagemesh.client.completion import Completion
-    from stagemesh.client.rpc_error import StagemeshRpcError
-    from stagemesh.client.state import MeshState
-    from stagemesh.client.sync_client import Client
-    from stagemesh.client.types import (
+    from runtime.protocol.inference_types import (
         Chat,
         ChatMessage,
         Choice,
@@ -30,27 +24,33 @@ if TYPE_CHECKING:
         TokenIds,
         Update,
     )
+    from runtime.rpc.tls import trusting
+    from stagemesh.client.async_client import AsyncClient
+    from stagemesh.client.completion import Completion
+    from stagemesh.client.rpc_error import StagemeshRpcError
+    from stagemesh.client.state import MeshState
+    from stagemesh.client.sync_client import Client
 
 __version__ = VERSION
 
 _HOMES: Final = {
     "AsyncClient": "stagemesh.client.async_client",
-    "Chat": "stagemesh.client.types",
-    "ChatMessage": "stagemesh.client.types",
-    "Choice": "stagemesh.client.types",
+    "Chat": "runtime.protocol.inference_types",
+    "ChatMessage": "runtime.protocol.inference_types",
+    "Choice": "runtime.protocol.inference_types",
     "Client": "stagemesh.client.sync_client",
     "Completion": "stagemesh.client.completion",
-    "FinishReason": "stagemesh.client.types",
-    "GenerationRequest": "stagemesh.client.types",
-    "JsonSchema": "stagemesh.client.types",
+    "FinishReason": "runtime.protocol.inference_types",
+    "GenerationRequest": "runtime.protocol.inference_types",
+    "JsonSchema": "runtime.protocol.inference_types",
     "MeshState": "stagemesh.client.state",
-    "Model": "stagemesh.client.types",
-    "PromptToken": "stagemesh.client.types",
-    "Regex": "stagemesh.client.types",
-    "Sampling": "stagemesh.client.types",
+    "Model": "runtime.protocol.inference_types",
+    "PromptToken": "runtime.protocol.inference_types",
+    "Regex": "runtime.protocol.inference_types",
+    "Sampling": "runtime.protocol.inference_types",
     "StagemeshRpcError": "stagemesh.client.rpc_error",
-    "TokenIds": "stagemesh.client.types",
-    "Update": "stagemesh.client.types",
+    "TokenIds": "runtime.protocol.inference_types",
+    "Update": "runtime.protocol.inference_types",
     "trusting": "runtime.rpc.tls",
 }
 

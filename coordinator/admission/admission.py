@@ -17,7 +17,6 @@ from coordinator.output.choice_stream import Generation
 from coordinator.output.output_stream import OutputStream
 from coordinator.requests.grammar_compiler import compile_grammar
 from coordinator.requests.prompt_tokenization import token_ids
-from coordinator.requests.types import GenerationRequest
 from coordinator.requests.validation import (
     check_min_tokens,
     check_num_logprobs,
@@ -25,7 +24,7 @@ from coordinator.requests.validation import (
     check_request,
 )
 from coordinator.security.api_keys import ANONYMOUS, Tenant
-from coordinator.security.rate_limits import Account, Quotas
+from coordinator.security.rate_limits import Quotas
 from coordinator.tokenization.model_info import ServedModel
 from runtime.errors import (
     DeadlineExceededError,
@@ -37,6 +36,7 @@ from runtime.errors import (
 )
 from runtime.host.logs import get_logger
 from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.inference_types import GenerationRequest
 
 _log = get_logger()
 
@@ -79,11 +79,15 @@ class Admission:
         self,
         request: GenerationRequest,
         tenant: Tenant = ANONYMOUS,
+        api: str = "grpc",
+        timeout_seconds: float | None = None,
         is_late: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[OutputStream]:
         """The output of an admitted request; what is unfinished at the end is cancelled.
 
-        `is_late` says then whether the request's deadline has passed.
+        `api`, `grpc` or `http`, labels the metrics. `timeout_seconds` is how long the client waits
+        for the whole answer, None for ever. `is_late` states at the end whether the request's
+        deadline has passed.
 
         Raises what `check_request` says, `EmptyPromptError`, `PromptTooLongError`,
         `QueueFullError`, what `Quotas.admit` does, and why nothing is served if that is so.
@@ -92,35 +96,33 @@ class Admission:
         admitted: _Admitted | None = None
         try:
             with self._quotas.admit(tenant) as account:
-                admitted = await self._admit(request, tenant, account, arrival)
+                deadline = None if timeout_seconds is None else arrival + timeout_seconds
+                origin = RequestOrigin(tenant.name, api, arrival, deadline, account)
+                admitted = await self._admit(request, origin)
                 try:
                     yield admitted.output
                 finally:
                     self._end(admitted, is_late())
         except StagemeshError as error:
             if admitted is None:
-                self._metrics.requests_rejected.labels(request.api, error.code).inc()
+                self._metrics.requests_rejected.labels(api, error.code).inc()
             raise
 
-    async def _admit(
-        self, request: GenerationRequest, tenant: Tenant, account: Account, arrival: float
-    ) -> _Admitted:
+    async def _admit(self, request: GenerationRequest, origin: RequestOrigin) -> _Admitted:
         """Puts the request in line."""
         model = await self.model()
         check_request(request, model.name, model.config.vocab_size, self.max_prompts)
         has_eos = bool(model.config.eos_token_ids)
         grammar = await compile_grammar(request.structured_output, has_eos=has_eos)
         tokenized = await self._tokenize(request, model, grammar)
-        output, generations = make_generations(
-            tokenized, model, RequestOrigin(tenant.name, arrival, account), self._sequence_ids
-        )
+        output, generations = make_generations(tokenized, model, origin, self._sequence_ids)
         self._router.submit(generations)
         num_tokens = [len(prompt) for prompt in tokenized.prompts]
-        account.charge(sum(num_tokens))
-        key = (tenant.name, request.request_id)
+        origin.account.charge(sum(num_tokens))
+        key = (origin.tenant, request.request_id)
         admitted = _Admitted(key, output, tuple(generations))
         self._admitted.setdefault(key, []).append(admitted)
-        log = _log.bind(request_id=request.request_id, tenant=tenant.name)
+        log = _log.bind(request_id=request.request_id, tenant=origin.tenant)
         log.info("request_admitted", num_prompt_tokens=num_tokens)
         return admitted
 

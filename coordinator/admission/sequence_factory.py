@@ -13,10 +13,10 @@ from coordinator.output.detokenizer import Detokenizer
 from coordinator.output.output_stream import OutputStream
 from coordinator.output.output_text import OutputText
 from coordinator.output.stop_strings import StopStrings
-from coordinator.requests.types import GenerationRequest
 from coordinator.security.rate_limits import Account
 from coordinator.tokenization.model_info import ServedModel
 from runtime.errors import InvalidRequestError
+from runtime.protocol.inference_types import GenerationRequest
 from runtime.protocol.step import SlotSampling
 from scheduler import SequenceRequest
 
@@ -33,10 +33,15 @@ class TokenizedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """Whose request it is, when it came in the clock's seconds, and what pays for its tokens."""
+    """Whose request it is, through which API (`grpc` or `http`), and what pays for its tokens.
+
+    `arrival` and `deadline` are in the clock's seconds.
+    """
 
     tenant: str
+    api: str
     arrival: float
+    deadline: float | None
     account: Account
 
 
@@ -53,7 +58,8 @@ def make_generations(
     request, num_choices = tokenized.request, tokenized.request.num_choices
     stop_ids = _stop_ids(request, model)
     seeds = tuple(_seed(request) for _ in tokenized.prompts)
-    output = OutputStream(seeds, num_choices, tuple(map(len, tokenized.prompts)))
+    prompt_lengths = tuple(map(len, tokenized.prompts))
+    output = OutputStream(seeds, num_choices, prompt_lengths, request.request_id)
     generations = []
     for number in range(output.num_answers):
         index, choice = divmod(number, num_choices)
@@ -66,7 +72,7 @@ def make_generations(
         stops = StopStrings(request.stop, request.include_stop)
         detokenizer = Detokenizer(model.tokenizer, prompt)
         text = OutputText(detokenizer, stops, request.min_tokens)
-        generations.append(Generation(sequence, number, text, output, asker.account, request.api))
+        generations.append(Generation(sequence, number, text, output, asker.account, asker.api))
     return output, generations
 
 
@@ -85,7 +91,6 @@ def _make_sequence(
 ) -> SequenceRequest:
     """A choice of the prompt at `index`, with the client's wishes about its turn."""
     wishes = tokenized.request.scheduling
-    timeout = wishes.timeout_seconds
     return SequenceRequest(
         sequence_id=sequence_id,
         prompt_ids=tokenized.prompts[index],
@@ -99,7 +104,7 @@ def _make_sequence(
         tenant=asker.tenant,
         ttft_target_seconds=wishes.ttft_target_seconds,
         tpot_target_seconds=wishes.tpot_target_seconds,
-        deadline=None if timeout is None else asker.arrival + timeout,
+        deadline=asker.deadline,
     )
 
 

@@ -1,6 +1,6 @@
 """Owns the way from what a client asks for to what the sampling rank is told about one slot."""
 
-from coordinator.requests.types import GenerationRequest
+from runtime.protocol.inference_types import GenerationRequest
 from runtime.protocol.step import SlotSampling
 
 

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Iterator
 
 from coordinator.output.choice_stream import Generation
-from coordinator.requests.types import Finish
 from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.inference_types import Finish
 
 
 class ActiveRequests:

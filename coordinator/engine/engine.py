@@ -20,9 +20,9 @@ from coordinator.stage_client.epoch_streams import EpochStreams
 from coordinator.telemetry.scheduler_telemetry import SchedulerMetrics, StepMetrics
 from runtime.errors import EpochEndedError, RequestCancelledError, StagemeshError
 from runtime.metrics.declarations import CoordinatorMetrics
+from runtime.protocol.inference_types import FinishReason
 from scheduler import (
     NO_PROGRESS,
-    FinishReason,
     Policy,
     QueueForecast,
     ReplicaLoad,

@@ -1,12 +1,18 @@
 """Owns one choice's way through the engine: its text, its timings and what its client is told."""
 
-from coordinator.output.output_stream import OutputStream
+from coordinator.output.output_stream import OutputStream, top_pairs
 from coordinator.output.output_text import OutputText
-from coordinator.requests.types import Finish, PromptToken, Timings, Usage
 from coordinator.security.rate_limits import Account
 from runtime.errors import StagemeshError
+from runtime.protocol.inference_types import (
+    Finish,
+    FinishReason,
+    PromptToken,
+    Timings,
+    Usage,
+)
 from runtime.protocol.step import SampledToken, ScoredToken
-from scheduler import FinishReason, SequenceRequest
+from scheduler import SequenceRequest
 
 
 class Generation:
@@ -64,7 +70,7 @@ class Generation:
     def push_prompt(self, tokens: tuple[ScoredToken, ...]) -> None:
         """Delivers the prompt's tokens that were not told before a preemption or a recovery."""
         fresh = tuple(
-            PromptToken(token.token_id, token.logprob, token.top_ids, token.top_logprobs)
+            PromptToken(token.token_id, token.logprob, top_pairs(token))
             for token in tokens
             if token.position >= self._num_scored
         )

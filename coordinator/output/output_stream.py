@@ -9,15 +9,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from coordinator.requests.types import Finish, PromptToken, Update
 from runtime.errors import StagemeshError
-from runtime.protocol.step import SampledToken
+from runtime.protocol.inference_types import Finish, PromptToken, Token, Update
+from runtime.protocol.step import SampledToken, ScoredToken
 
 # Log-probabilities in one update: making its message takes the event loop some 50 ms, at most.
 MAX_LOGPROBS_PER_UPDATE = 1 << 16
 
 
-_Token = TypeVar("_Token", SampledToken, PromptToken)
+_AnyToken = TypeVar("_AnyToken", SampledToken, PromptToken)
 
 
 @dataclass(slots=True)
@@ -35,7 +35,11 @@ class OutputStream:
     """The updates of one request, written by the engine and read by one API."""
 
     def __init__(
-        self, seeds: tuple[int, ...], num_choices: int = 1, prompt_lengths: tuple[int, ...] = ()
+        self,
+        seeds: tuple[int, ...],
+        num_choices: int = 1,
+        prompt_lengths: tuple[int, ...] = (),
+        request_id: str = "",
     ) -> None:
         """One prompt per seed, in the order of their indices, each with so many choices.
 
@@ -45,6 +49,7 @@ class OutputStream:
         plus the choice.
         """
         self.num_choices = num_choices
+        self._request_id = request_id
         self.prompt_lengths = prompt_lengths
         self._pending = [_Pending(seed=seed) for seed in seeds for _ in range(num_choices)]
         # Choices with something to read, in the order in which it arrived.
@@ -113,7 +118,16 @@ class OutputStream:
         text = "".join(pending.text) if complete else ""
         finish = pending.finish if complete else None
         index, choice = divmod(number, self.num_choices)
-        update = Update(index, text, tokens, finish, pending.seed, choice, prompt_tokens)
+        update = Update(
+            self._request_id,
+            index,
+            text,
+            tuple(Token(token.token_id, token.logprob, top_pairs(token)) for token in tokens),
+            finish,
+            pending.seed,
+            choice,
+            prompt_tokens,
+        )
         pending.seed = None
         if complete:
             pending.text.clear()
@@ -122,12 +136,17 @@ class OutputStream:
         return update
 
 
-def _take_tokens(tokens: deque[_Token]) -> tuple[_Token, ...]:
-    taken: list[_Token] = []
+def _take_tokens(tokens: deque[_AnyToken]) -> tuple[_AnyToken, ...]:
+    taken: list[_AnyToken] = []
     num_logprobs = 0
     while tokens:
-        num_logprobs += 1 + len(tokens[0].top_ids)
+        num_logprobs += 1 + len(tokens[0].top_logprobs)
         if taken and num_logprobs > MAX_LOGPROBS_PER_UPDATE:
             break
         taken.append(tokens.popleft())
     return tuple(taken)
+
+
+def top_pairs(token: SampledToken | ScoredToken) -> tuple[tuple[int, float], ...]:
+    """(id, log-probability) of the most likely tokens, most likely first."""
+    return tuple(zip(token.top_ids, token.top_logprobs, strict=True))

@@ -9,8 +9,8 @@ from typing import Final, NoReturn
 
 from llguidance import LLMatcher
 
-from coordinator.requests.types import Choice, JsonSchema, Regex, StructuredOutput
 from runtime.errors import InvalidRequestError
+from runtime.protocol.inference_types import Choice, JsonSchema, Regex, StructuredOutput
 
 # As compiled; it travels with every opening of a slot, many of which share one message.
 MAX_GRAMMAR_BYTES: Final = 1 << 15

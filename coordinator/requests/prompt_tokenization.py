@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
-from coordinator.requests.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from coordinator.requests.validation import check_token_ids
 from coordinator.tokenization.model_info import ServedModel
 from runtime.errors import PromptTooLongError
+from runtime.protocol.inference_types import Chat, Prompt, TokenIds
 
 # Fewer are turned into text on the event loop, in a millisecond or two.
 _INLINE_TOKENS = 2_000
@@ -20,30 +20,26 @@ async def token_ids(
     Raises `PromptTooLongError` for a text that cannot have as few as `max_tokens`, before it is
     tokenized; whoever gives it still has to count.
     """
-    if isinstance(prompt, TokenPrompt):
-        return prompt.token_ids
+    if isinstance(prompt, TokenIds):
+        return prompt.ids
     fewest = _fewest_tokens(prompt, model)
     if max_tokens is not None and fewest > max_tokens:
         raise PromptTooLongError(num_tokens=fewest, max_tokens=max_tokens, is_minimum=True)
-    if isinstance(prompt, TextPrompt) and prompt.text:
-        return await model.tokenizer.encode_async(prompt.text)
-    if isinstance(prompt, ChatPrompt):
+    if isinstance(prompt, Chat):
         return await model.tokenizer.encode_chat_async(
             prompt.messages,
             add_generation_prompt=prompt.opens_answer,
             continue_final_message=prompt.continue_final_message,
         )
-    return ()
+    return await model.tokenizer.encode_async(prompt) if prompt else ()
 
 
-def _fewest_tokens(prompt: TextPrompt | ChatPrompt | None, model: ServedModel) -> int:
+def _fewest_tokens(prompt: str | Chat, model: ServedModel) -> int:
     """Of a conversation, each message has at least the one that begins or ends it."""
-    if isinstance(prompt, TextPrompt):
-        return model.tokenizer.fewest_tokens(len(prompt.text))
-    if isinstance(prompt, ChatPrompt):
-        num_characters = sum(len(message.content) for message in prompt.messages)
-        return max(len(prompt.messages), model.tokenizer.fewest_tokens(num_characters))
-    return 0
+    if isinstance(prompt, str):
+        return model.tokenizer.fewest_tokens(len(prompt))
+    num_characters = sum(len(message.content) for message in prompt.messages)
+    return max(len(prompt.messages), model.tokenizer.fewest_tokens(num_characters))
 
 
 async def detokenize(ids: Sequence[int], model: ServedModel) -> str:

@@ -6,19 +6,19 @@ Pure functions; what depends on the prompt's tokens is checked in `admission.py`
 from collections.abc import Sequence
 from typing import NoReturn
 
-from coordinator.requests.types import (
-    ChatPrompt,
-    GenerationRequest,
-    Prompt,
-    SamplingOptions,
-    SchedulingOptions,
-    TokenPrompt,
-)
 from runtime.errors import (
     EmptyPromptError,
     InvalidRequestError,
     TokenOutOfVocabularyError,
     UnknownModelError,
+)
+from runtime.protocol.inference_types import (
+    Chat,
+    GenerationRequest,
+    Prompt,
+    Sampling,
+    Scheduling,
+    TokenIds,
 )
 
 MAX_REQUEST_ID_LENGTH = 128
@@ -52,13 +52,13 @@ def check_request(
     check_request_id(request.request_id)
     if not request.prompts:
         _refuse("prompts", "is empty; send at least one prompt")
-    chats = [prompt for prompt in request.prompts if isinstance(prompt, ChatPrompt)]
-    tokens = [prompt for prompt in request.prompts if isinstance(prompt, TokenPrompt)]
+    chats = [prompt for prompt in request.prompts if isinstance(prompt, Chat)]
+    tokens = [prompt for prompt in request.prompts if isinstance(prompt, TokenIds)]
     check_counts(
         num_prompts=len(request.prompts),
         max_prompts=max_prompts,
         num_messages=sum(len(chat.messages) for chat in chats),
-        num_token_ids=sum(len(prompt.token_ids) for prompt in tokens),
+        num_token_ids=sum(len(prompt.ids) for prompt in tokens),
         num_stop_token_ids=len(request.stop_token_ids),
     )
     _check_num_choices(request, max_prompts)
@@ -109,7 +109,7 @@ def check_request_id(request_id: str) -> None:
         _refuse("request_id", problem)
 
 
-def check_sampling(sampling: SamplingOptions, vocab_size: int) -> None:
+def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Every sampling parameter alone; greedy is compatible with any cut."""
     temperature = sampling.temperature
     if not 0 <= temperature <= MAX_FLOAT32:
@@ -133,7 +133,7 @@ def check_sampling(sampling: SamplingOptions, vocab_size: int) -> None:
     _check_logprobs(sampling, vocab_size)
 
 
-def _check_logprobs(sampling: SamplingOptions, vocab_size: int) -> None:
+def _check_logprobs(sampling: Sampling, vocab_size: int) -> None:
     if not 0 <= sampling.num_logprobs <= vocab_size:
         problem = f"is {sampling.num_logprobs}; the vocabulary has {vocab_size} tokens"
         _refuse("num_logprobs", problem)
@@ -143,7 +143,7 @@ def _check_logprobs(sampling: SamplingOptions, vocab_size: int) -> None:
         _refuse("num_prompt_logprobs", f"is {asked}; must be from 0 to {most}")
 
 
-def check_scheduling(scheduling: SchedulingOptions) -> None:
+def check_scheduling(scheduling: Scheduling) -> None:
     """Every wish about a request's turn alone."""
     if not -MAX_PRIORITY <= scheduling.priority <= MAX_PRIORITY:
         problem = f"is {scheduling.priority}; must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
@@ -221,15 +221,15 @@ def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int
 
 
 def _check_prompt(prompt: Prompt, index: int, vocab_size: int) -> None:
-    if prompt is None or (isinstance(prompt, ChatPrompt) and not prompt.messages):
-        raise EmptyPromptError(index=index)
-    if isinstance(prompt, ChatPrompt):
+    if isinstance(prompt, Chat):
+        if not prompt.messages:
+            raise EmptyPromptError(index=index)
         check_chat(prompt)
-    if isinstance(prompt, TokenPrompt):
-        check_token_ids(prompt.token_ids, vocab_size)
+    if isinstance(prompt, TokenIds):
+        check_token_ids(prompt.ids, vocab_size)
 
 
-def check_chat(prompt: ChatPrompt) -> None:
+def check_chat(prompt: Chat) -> None:
     """A conversation ends in one way."""
     if prompt.continue_final_message and prompt.opens_answer:
         problem = "begins a new answer; leave it out to have the last message continued"

@@ -7,7 +7,6 @@ behind it does not. Token ids back to text is `coordinator/output/detokenizer.py
 import asyncio
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,6 +17,7 @@ from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from runtime.errors import ChatTemplateError, ModelConfigError, TokenOutOfVocabularyError
 from runtime.model_config.model_config import ModelConfig
+from runtime.protocol.inference_types import ChatMessage
 
 if TYPE_CHECKING:
     import tokenizers
@@ -35,14 +35,6 @@ _TEMPLATE_ERRORS: Final = (
     TypeError,
     ValueError,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
 
 
 class Tokenizer:

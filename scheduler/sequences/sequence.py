@@ -5,21 +5,15 @@ It decides nothing: which queue a sequence stands in and what it runs next is th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
+from enum import IntEnum, auto
 from typing import NamedTuple
 
+from runtime.protocol.inference_types import FinishReason
 from runtime.protocol.step import SampledToken, ScoredToken, SlotSampling
 from scheduler.sequences.block_hashes import BlockHashes
 
 DEFAULT_TTFT_SECONDS = 10.0
 """What a prompt without a target is taken to be content with, so that it has a deadline too."""
-
-
-class FinishReason(Enum):
-    """Why a sequence ended by itself; a cancelled one has no reason, because nobody listens."""
-
-    STOP = "stop"
-    LENGTH = "length"
 
 
 @dataclass(frozen=True, slots=True)

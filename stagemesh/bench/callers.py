@@ -10,12 +10,12 @@ from typing import Any, Literal, Protocol
 
 import httpx
 
+from runtime.protocol.inference_types import GenerationRequest, TokenIds
 from runtime.rpc.tls import trusting
 from stagemesh.bench.outcome import Outcome
 from stagemesh.bench.workload import Ask
 from stagemesh.client.async_client import AsyncClient, key_metadata
 from stagemesh.client.rpc_error import StagemeshRpcError
-from stagemesh.client.types import GenerationRequest, TokenIds
 
 API = Literal["grpc", "http"]
 Clock = Callable[[], float]

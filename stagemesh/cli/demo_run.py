@@ -9,9 +9,9 @@ from functools import partial
 from rich.console import Console
 from rich.text import Text
 
+from runtime.protocol.inference_types import Chat, ChatMessage, GenerationRequest, Update
 from stagemesh.client.async_client import AsyncClient
 from stagemesh.client.state import MeshState, ReplicaState
-from stagemesh.client.types import Chat, ChatMessage, GenerationRequest, Update
 from stagemesh.display.progress import ProgressView, tell
 from stagemesh.display.render import hop_table, plan_table, speed, stage_table
 from stagemesh.launcher.launcher import LaunchPlan, LocalMesh, local_mesh

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
+from runtime.protocol.inference_types import Update
 from stagemesh.client.rpc_error import StagemeshRpcError
 from stagemesh.client.state import MeshState
-from stagemesh.client.types import Update
 from stagemesh.display.render import summary
 
 DELAY_SECONDS: Final = 3.0

@@ -20,18 +20,18 @@ from protos import inference_pb2, mesh_pb2
 from protos.inference_pb2_grpc import InferenceStub
 from protos.mesh_pb2_grpc import OperationsStub
 from runtime.errors import InvalidRequestError
-from runtime.rpc.channels import ChannelTls, dial
-from stagemesh.client.completion import Completion, complete
-from stagemesh.client.generation_codec import (
+from runtime.protocol.inference_codec import (
     models_from_proto,
     prompt_to_proto,
     request_to_proto,
     update_from_proto,
 )
+from runtime.protocol.inference_types import GenerationRequest, Model, Prompt, Update
+from runtime.rpc.channels import ChannelTls, dial
+from stagemesh.client.completion import Completion, complete
 from stagemesh.client.retry import RETRY_SECONDS, Attempts
 from stagemesh.client.rpc_error import rpc_error
 from stagemesh.client.state import MeshState, state_from_proto
-from stagemesh.client.types import GenerationRequest, Model, Prompt, Update
 
 DEFAULT_TARGET: Final = "127.0.0.1:50050"
 # The coordinator's API for workers, which answers operators, too.

@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stagemesh.client.types import FinishReason, PromptToken, Timings, Token, Update, Usage
+from runtime.protocol.inference_types import (
+    FinishReason,
+    PromptToken,
+    Timings,
+    Token,
+    Update,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)

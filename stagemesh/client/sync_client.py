@@ -14,6 +14,12 @@ import grpc
 from google.protobuf.message import Message
 
 from protos import inference_pb2, mesh_pb2
+from runtime.protocol.inference_codec import (
+    models_from_proto,
+    prompt_to_proto,
+    update_from_proto,
+)
+from runtime.protocol.inference_types import GenerationRequest, Model, Prompt, Update
 from runtime.rpc.channels import ChannelTls, dial_blocking
 from stagemesh.client.async_client import (
     CALL_TIMEOUT_SECONDS,
@@ -23,15 +29,9 @@ from stagemesh.client.async_client import (
     key_metadata,
 )
 from stagemesh.client.completion import Completion, complete
-from stagemesh.client.generation_codec import (
-    models_from_proto,
-    prompt_to_proto,
-    update_from_proto,
-)
 from stagemesh.client.retry import RETRY_SECONDS, Attempts
 from stagemesh.client.rpc_error import rpc_error
 from stagemesh.client.state import MeshState, state_from_proto
-from stagemesh.client.types import GenerationRequest, Model, Prompt, Update
 
 Answer = TypeVar("Answer", bound=Message)
 

@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
+from runtime.protocol.inference_types import Timings, Usage
 from stagemesh.client.stage_state import StageState
 from stagemesh.client.state import MeshState, ReplicaState, WorkerState
-from stagemesh.client.types import Timings, Usage
 from stagemesh.units import format_seconds, format_size
 
 FILE_COLUMNS = 160

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from runtime.protocol.inference_types import Scheduling
 from stagemesh import Client, GenerationRequest, Sampling, StagemeshRpcError, TokenIds
-from stagemesh.client.types import Scheduling
 from tests.faults.cluster import Cluster
 
 ANSWER_SECONDS = 90.0

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.protocol.inference_types import StructuredOutput
 from stagemesh import (
     Choice,
     FinishReason,
@@ -16,7 +17,6 @@ from stagemesh import (
     StagemeshRpcError,
     TokenIds,
 )
-from stagemesh.client.types import StructuredOutput
 from tests.integration.processes import Mesh, serving
 from tests.integration.tiny_chat import TinyChat
 

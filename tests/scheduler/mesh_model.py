@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Sequence
 
+from runtime.protocol.inference_types import FinishReason
 from runtime.protocol.step import SampledToken, SlotSampling, Step
 from scheduler import (
-    FinishReason,
     FixedPolicy,
     Policy,
     Scheduler,

@@ -9,8 +9,9 @@ from runtime.errors import (
     QueueFullError,
     StepGapError,
 )
+from runtime.protocol.inference_types import FinishReason
 from runtime.protocol.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
-from scheduler import FinishReason, FixedPolicy, Scheduler
+from scheduler import FixedPolicy, Scheduler
 from tests.scheduler.mesh_model import Mesh, answer, make_limits, make_request
 from tests.scheduler.stage_model import VOCAB_SIZE
 

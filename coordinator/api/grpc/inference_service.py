@@ -8,18 +8,17 @@ from typing import Any
 import grpc.aio
 
 from coordinator.admission.admission import Admission
-from coordinator.api.grpc.inference_codec import (
-    check_message,
+from coordinator.requests.prompt_tokenization import detokenize, token_ids
+from coordinator.requests.validation import check_counts, check_model, check_request_id
+from coordinator.security.authentication import CURRENT_TENANT
+from protos import inference_pb2, inference_pb2_grpc
+from runtime.errors import DeadlineExceededError, EmptyPromptError
+from runtime.protocol.inference_codec import (
     prompt_from_proto,
     request_from_proto,
     update_to_proto,
 )
-from coordinator.requests.prompt_tokenization import detokenize, token_ids
-from coordinator.requests.types import GenerationRequest
-from coordinator.requests.validation import check_model, check_request_id
-from coordinator.security.authentication import CURRENT_TENANT
-from protos import inference_pb2, inference_pb2_grpc
-from runtime.errors import DeadlineExceededError, EmptyPromptError
+from runtime.protocol.inference_types import GenerationRequest
 
 REQUEST_ID_KEY = "x-request-id"
 
@@ -42,9 +41,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         try:
             async with timeout:
                 request_id = await _identify(request.request_id, context)
-                check_message(request, self._admission.max_prompts)
-                message = request_from_proto(request, request_id, seconds)
-                await self._stream(message, context, timeout.expired)
+                _check_counts(request, self._admission.max_prompts)
+                await self._stream(
+                    request_from_proto(request, request_id), seconds, context, timeout.expired
+                )
         except TimeoutError:
             if timeout.expired():
                 raise DeadlineExceededError from None
@@ -54,7 +54,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
         """Answers as soon as the model's files are read; no stage is needed."""
-        check_message(inference_pb2.InferRequest(prompts=[request.prompt]), max_prompts=1)
+        _check_counts(inference_pb2.InferRequest(prompts=[request.prompt]), max_prompts=1)
         model = await self._admission.model()
         check_model(request.model, model.name)
         ids = await token_ids(prompt_from_proto(request.prompt), model)
@@ -89,15 +89,33 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.CancelResponse(num_cancelled=num_cancelled)
 
     async def _stream(
-        self, request: GenerationRequest, context: _Context, has_timed_out: Callable[[], bool]
+        self,
+        request: GenerationRequest,
+        timeout_seconds: float | None,
+        context: _Context,
+        has_timed_out: Callable[[], bool],
     ) -> None:
         # gRPC ends the call at its deadline, too, and may be the first to do so.
         def is_late() -> bool:
             return has_timed_out() or context.time_remaining() == 0
 
-        async with self._admission.generate(request, CURRENT_TENANT.get(), is_late) as output:
+        async with self._admission.generate(
+            request, CURRENT_TENANT.get(), "grpc", timeout_seconds, is_late
+        ) as output:
             async for update in output:
-                await context.write(update_to_proto(update, request.request_id))
+                await context.write(update_to_proto(update))
+
+
+def _check_counts(message: inference_pb2.InferRequest, max_prompts: int) -> None:
+    """Refuses a message that would take too long to convert; raises `InvalidRequestError`."""
+    prompts = message.prompts[: max_prompts + 1]
+    check_counts(
+        num_prompts=len(message.prompts),
+        max_prompts=max_prompts,
+        num_messages=sum(len(prompt.chat.messages) for prompt in prompts),
+        num_token_ids=sum(len(prompt.token_ids.ids) for prompt in prompts),
+        num_stop_token_ids=len(message.stop_token_ids),
+    )
 
 
 async def _identify(asked: str, context: _Context) -> str:

@@ -7,11 +7,9 @@ from coordinator.api.http.json_reader import Fields, as_object, refuse, text
 from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
 from coordinator.api.http.response_builder import JSON, ChoiceAccumulator, ParsedCall, finish_name
 from coordinator.output.token_bytes import TokenBytes
-from coordinator.requests.types import ChatPrompt, Update
 from coordinator.requests.validation import check_chat
 from coordinator.tokenization.model_info import ServedModel
-from coordinator.tokenization.tokenizer import ChatMessage
-from runtime.protocol.step import SampledToken
+from runtime.protocol.inference_types import Chat, ChatMessage, Token, Update
 
 
 def parse_chat(fields: Fields, request_id: str) -> ParsedCall:
@@ -28,13 +26,13 @@ def parse_chat(fields: Fields, request_id: str) -> ParsedCall:
     return ParsedCall(request, delivery, lambda model: ChatForm(model, has_logprobs), names)
 
 
-def take_chat(fields: Fields) -> ChatPrompt:
+def take_chat(fields: Fields) -> Chat:
     """The conversation and how it ends."""
     messages = _take_messages(fields)
     asked = fields.take("add_generation_prompt")
     if asked is not None and not isinstance(asked, bool):
         refuse("add_generation_prompt", "must be true or false")
-    prompt = ChatPrompt(messages, asked, fields.boolean("continue_final_message"))
+    prompt = Chat(messages, asked, fields.boolean("continue_final_message"))
     check_chat(prompt)
     return prompt
 
@@ -109,7 +107,7 @@ class ChatForm:
             "finish_reason": finish_name(answer.finish),
         }
 
-    def _logprobs(self, tokens: tuple[SampledToken, ...] | list[SampledToken]) -> JSON | None:
+    def _logprobs(self, tokens: tuple[Token, ...] | list[Token]) -> JSON | None:
         if self._texts is None:
             return None
         return {"content": [_token(token, self._texts) for token in tokens], "refusal": None}
@@ -119,11 +117,10 @@ def _delta(index: int, delta: JSON, logprobs: JSON | None, reason: str | None) -
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _token(token: SampledToken, texts: TokenBytes) -> JSON:
-    top = zip(token.top_ids, token.top_logprobs, strict=True)
+def _token(token: Token, texts: TokenBytes) -> JSON:
     return {
-        **_logprob(token.token_id, token.logprob, texts),
-        "top_logprobs": [_logprob(token_id, logprob, texts) for token_id, logprob in top],
+        **_logprob(token.id, token.logprob, texts),
+        "top_logprobs": [_logprob(*entry, texts) for entry in token.top_logprobs],
     }
 
 

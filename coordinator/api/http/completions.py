@@ -9,9 +9,8 @@ from coordinator.api.http.request_parser import take_delivery, take_max_tokens, 
 from coordinator.api.http.response_builder import JSON, ChoiceAccumulator, ParsedCall, finish_name
 from coordinator.output.detokenizer import PromptEcho
 from coordinator.output.token_bytes import TokenBytes
-from coordinator.requests.types import Prompt, PromptToken, TextPrompt, TokenPrompt, Update
 from coordinator.tokenization.model_info import ServedModel
-from runtime.protocol.step import SampledToken
+from runtime.protocol.inference_types import Prompt, PromptToken, Token, TokenIds, Update
 
 # OpenAI's default at this path, and only here.
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -42,24 +41,24 @@ def parse_completion(fields: Fields, request_id: str) -> ParsedCall:
 def _prompts(value: object) -> tuple[Prompt, ...]:
     """A string, token ids, or a list of either."""
     if isinstance(value, str):
-        return (TextPrompt(text(value, "prompt")),)
+        return (text(value, "prompt"),)
     if not isinstance(value, list):
         refuse("prompt", "must be a string, token ids, or a list of either")
     if value and isinstance(value[0], str):
-        return tuple(TextPrompt(text(item, f"prompt[{i}]")) for i, item in enumerate(value))
+        return tuple(text(item, f"prompt[{i}]") for i, item in enumerate(value))
     if value and isinstance(value[0], list):
         return tuple(_token_prompt(item, f"prompt[{i}]") for i, item in enumerate(value))
     return (_token_prompt(value, "prompt"),)
 
 
-def _token_prompt(value: object, name: str) -> TokenPrompt:
+def _token_prompt(value: object, name: str) -> TokenIds:
     if not isinstance(value, list):
         refuse(name, "must be token ids, as the first of the list is")
     # Types first: a loop over a million ids would hold up the event loop.
     if set(map(type, value)) - {int}:
         wrong = next(index for index, item in enumerate(value) if type(item) is not int)
         integer(value[wrong], f"{name}[{wrong}]")
-    return TokenPrompt(tuple(value))
+    return TokenIds(tuple(value))
 
 
 class CompletionForm:
@@ -101,16 +100,16 @@ class CompletionForm:
         whole = answer.text
         if self._echo:
             echo = self._prompt_echo(index)
-            echo.push([token.token_id for token in answer.tokens])
+            echo.push([token.id for token in answer.tokens])
             whole = echo.opening() + echo.rest() + answer.text
         logprobs = self._logprobs(index, (*answer.prompt_tokens, *answer.tokens))
         return _choice(index, whole, logprobs, finish_name(answer.finish))
 
     def _prompt_echo(self, index: int) -> PromptEcho:
         match self._echo[index // self._num_choices]:
-            case TextPrompt(prompt_text):
+            case str() as prompt_text:
                 return PromptEcho(self._tokenizer, (), prompt_text)
-            case TokenPrompt(token_ids):
+            case TokenIds(token_ids):
                 return PromptEcho(self._tokenizer, token_ids)
             case other:
                 raise AssertionError(other)  # `_prompts` makes no others
@@ -120,13 +119,13 @@ class CompletionForm:
         echo = self._open.get(index)
         if echo is None:
             return ""
-        echo.push([token.token_id for token in update.tokens])
+        echo.push([token.id for token in update.tokens])
         if not update.text and update.finish is None:
             return ""
         del self._open[index]
         return echo.rest()
 
-    def _logprobs(self, index: int, tokens: Sequence[SampledToken | PromptToken]) -> JSON | None:
+    def _logprobs(self, index: int, tokens: Sequence[Token | PromptToken]) -> JSON | None:
         """`text_offset` counts characters of the answer so far, by the tokens' own texts.
 
         The first token of an echoed prompt has no log-probabilities.
@@ -136,16 +135,16 @@ class CompletionForm:
         body: JSON = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         offset = self._offsets.get(index, 0)
         for token in tokens:
-            name = self._texts.name(token.token_id)
+            name = self._texts.name(token.id)
             likeliest = None if token.logprob is None else {name: token.logprob}
-            for token_id, logprob in zip(token.top_ids, token.top_logprobs, strict=True):
+            for token_id, logprob in token.top_logprobs:
                 assert likeliest is not None
                 likeliest.setdefault(self._texts.name(token_id), logprob)
             body["tokens"].append(name)
             body["token_logprobs"].append(token.logprob)
             body["top_logprobs"].append(likeliest)
             body["text_offset"].append(offset)
-            offset += len(self._texts.raw(token.token_id).decode(errors="replace"))
+            offset += len(self._texts.raw(token.id).decode(errors="replace"))
         self._offsets[index] = offset
         return body
 

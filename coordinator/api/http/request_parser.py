@@ -9,11 +9,11 @@ from typing import Final
 
 from coordinator.api.http.json_reader import Fields, integer, refuse, text
 from coordinator.api.http.response_format import take_structured_output
-from coordinator.requests.types import (
+from runtime.protocol.inference_types import (
     GenerationRequest,
     Prompt,
-    SamplingOptions,
-    SchedulingOptions,
+    Sampling,
+    Scheduling,
 )
 
 # Field -> the values that mean what its absence means.
@@ -96,7 +96,6 @@ def take_request(
         min_tokens=_take_integer(fields, "min_tokens", default=0),
         structured_output=structured_output,
         scheduling=_take_scheduling(fields),
-        api="http",
     )
     fields.refuse_unsupported(NEUTRAL)
     fields.end()
@@ -111,9 +110,9 @@ def take_max_tokens(fields: Fields, default: int | None) -> int | None:
     return next((value for value in (new, old) if value is not None), default)
 
 
-def _take_sampling(fields: Fields, num_logprobs: int) -> SamplingOptions:
+def _take_sampling(fields: Fields, num_logprobs: int) -> Sampling:
     """OpenAI's default for `temperature` is 1, not greedy."""
-    return SamplingOptions(
+    return Sampling(
         temperature=_take_number(fields, "temperature", default=1.0),
         top_k=_take_integer(fields, "top_k", default=0),
         top_p=_take_number(fields, "top_p", default=1.0),
@@ -127,8 +126,8 @@ def _take_sampling(fields: Fields, num_logprobs: int) -> SamplingOptions:
     )
 
 
-def _take_scheduling(fields: Fields) -> SchedulingOptions:
-    return SchedulingOptions(
+def _take_scheduling(fields: Fields) -> Scheduling:
+    return Scheduling(
         priority=_take_integer(fields, "priority", default=0),
         ttft_target_seconds=fields.number("ttft_target_seconds"),
         tpot_target_seconds=fields.number("tpot_target_seconds"),

@@ -5,9 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from coordinator.api.http.request_parser import Delivery
-from coordinator.requests.types import Finish, GenerationRequest, PromptToken, Update, Usage
 from coordinator.tokenization.model_info import ServedModel
-from runtime.protocol.step import SampledToken
+from runtime.protocol.inference_types import (
+    Finish,
+    GenerationRequest,
+    PromptToken,
+    Token,
+    Update,
+    Usage,
+)
 
 JSON = dict[str, Any]
 
@@ -17,7 +23,7 @@ class ChoiceAccumulator:
     """Everything that was generated for one choice."""
 
     text: str = ""
-    tokens: list[SampledToken] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
     prompt_tokens: list[PromptToken] = field(default_factory=list)
     finish: Finish | None = None
 

@@ -4,7 +4,13 @@ import json
 from typing import Final
 
 from coordinator.api.http.json_reader import Fields, refuse, text
-from coordinator.requests.types import JSON_OBJECT, Choice, JsonSchema, Regex, StructuredOutput
+from runtime.protocol.inference_types import (
+    JSON_OBJECT,
+    Choice,
+    JsonSchema,
+    Regex,
+    StructuredOutput,
+)
 
 # Where a client may have said it; an error has to name the one that it used.
 RESPONSE_FORMAT: Final = "response_format"

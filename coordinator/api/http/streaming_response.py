@@ -26,11 +26,10 @@ from coordinator.api.http.response_builder import (
     usage_body,
 )
 from coordinator.output.output_stream import OutputStream
-from coordinator.requests.types import PromptToken, Update, Usage
 from coordinator.security.api_keys import Tenant
 from runtime.errors import InvalidRequestError, StagemeshError
 from runtime.host.logs import get_logger
-from runtime.protocol.step import SampledToken
+from runtime.protocol.inference_types import PromptToken, Token, Update, Usage
 
 _EVENT_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -62,7 +61,7 @@ class GeneratedResponse(Response):
         call = self._call
         try:
             form = call.make_form(await self._admission.model())
-            async with self._admission.generate(call.request, self._tenant) as output:
+            async with self._admission.generate(call.request, self._tenant, "http") as output:
                 envelope = _Envelope(call, form, output)
                 if call.delivery.stream:
                     await _Events(send, envelope, output).send_all()
@@ -197,7 +196,7 @@ def _parts(update: Update) -> Iterator[Update]:
     tokens, prompt_tokens = update.tokens, update.prompt_tokens
     while _num_logprobs(prompt_tokens) > _INLINE_LOGPROBS and len(prompt_tokens) > 1:
         count = max(1, len(prompt_tokens) * _INLINE_LOGPROBS // _num_logprobs(prompt_tokens))
-        yield Update(update.index, "", (), None, None, update.choice, prompt_tokens[:count])
+        yield replace(update, text="", tokens=(), finish=None, prompt_tokens=prompt_tokens[:count])
         prompt_tokens = prompt_tokens[count:]
     update = replace(update, prompt_tokens=prompt_tokens)
     while _num_logprobs(tokens) > _INLINE_LOGPROBS and len(tokens) > 1:
@@ -208,8 +207,8 @@ def _parts(update: Update) -> Iterator[Update]:
     yield replace(update, tokens=tokens)
 
 
-def _num_logprobs(tokens: Sequence[SampledToken | PromptToken]) -> int:
-    return sum(1 + len(token.top_ids) for token in tokens)
+def _num_logprobs(tokens: Sequence[Token | PromptToken]) -> int:
+    return sum(1 + len(token.top_logprobs) for token in tokens)
 
 
 def _encode(body: JSON) -> bytes:

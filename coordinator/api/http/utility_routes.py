@@ -13,11 +13,11 @@ from coordinator.api.http.errors import error_response
 from coordinator.api.http.json_reader import Fields, integer, read_fields, refuse
 from coordinator.coordinator import Coordinator
 from coordinator.requests.prompt_tokenization import detokenize, token_ids
-from coordinator.requests.types import Prompt, TextPrompt
 from coordinator.requests.validation import check_model
 from coordinator.tokenization.model_info import ServedModel
 from runtime.checkpoints.model_store import served_name
 from runtime.errors import NotReadyError, UnsupportedParameterError
+from runtime.protocol.inference_types import Prompt
 from runtime.version import PROTOCOL_VERSION, VERSION
 
 _OWNER: Final = "stagemesh"
@@ -116,4 +116,4 @@ def _prompt(fields: Fields) -> Prompt:
         return take_chat(fields)
     if fields.take("messages") is not None:
         refuse("messages", "cannot be sent with prompt; send one of them")
-    return TextPrompt(content)
+    return content

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from runtime.protocol.inference_types import Chat, ChatMessage, GenerationRequest, Update
 from stagemesh.cli.commands.infer import stream_text, warn_unless_ready
 from stagemesh.cli.options.option_types import ApiKey, Dialled, NotNegative
 from stagemesh.cli.options.sampling import SAMPLING_DEFAULTS, SamplingOptions
@@ -16,7 +17,6 @@ from stagemesh.cli.waiting_notice import WaitingNotice
 from stagemesh.client.async_client import DEFAULT_TARGET
 from stagemesh.client.rpc_error import StagemeshRpcError
 from stagemesh.client.sync_client import Client
-from stagemesh.client.types import Chat, ChatMessage, GenerationRequest, Update
 
 _HELP = "Ctrl-C ends an answer, /reset forgets the conversation, Ctrl-D ends the chat\n"
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from runtime.errors import EmptyPromptError, InvalidRequestError
+from runtime.protocol.inference_types import Chat, ChatMessage, GenerationRequest, Prompt, Update
 from stagemesh.cli.options.option_types import ApiKey, Dialled, Flag, NotNegative
 from stagemesh.cli.options.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.options.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
@@ -16,7 +17,6 @@ from stagemesh.cli.options.structured import STRUCTURED_DEFAULTS, StructuredOpti
 from stagemesh.cli.waiting_notice import WaitingNotice
 from stagemesh.client.async_client import DEFAULT_TARGET
 from stagemesh.client.sync_client import Client
-from stagemesh.client.types import Chat, ChatMessage, GenerationRequest, Prompt, Update
 from stagemesh.display.render import speed, summary
 
 _LIKE_AN_OPTION: Final = re.compile(r"--?[A-Za-z][\w-]*(=.*)?")

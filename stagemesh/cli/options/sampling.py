@@ -6,8 +6,8 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
+from runtime.protocol.inference_types import Sampling
 from stagemesh.cli.options.option_types import NotNegative, between
-from stagemesh.client.types import Sampling
 
 
 @Parameter(name="*", group=Group("Sampling", sort_key=1))

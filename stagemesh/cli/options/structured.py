@@ -8,7 +8,7 @@ from cyclopts import Group, Parameter
 from cyclopts.types import ExistingFile
 
 from runtime.errors import InvalidRequestError
-from stagemesh.client.types import Choice, JsonSchema, Regex, StructuredOutput
+from runtime.protocol.inference_types import Choice, JsonSchema, Regex, StructuredOutput
 
 
 @Parameter(name="*", group=Group("Structured output", sort_key=2))

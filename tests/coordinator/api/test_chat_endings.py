@@ -6,9 +6,10 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from coordinator.tokenization.tokenizer import ChatMessage, Tokenizer
+from coordinator.tokenization.tokenizer import Tokenizer
 from protos import inference_pb2
 from runtime.errors import ChatTemplateError
+from runtime.protocol.inference_types import ChatMessage
 from tests.coordinator.tokenization.tokenizer_models import load_bundled
 from tests.coordinator.toy_mesh import collect, toy_mesh
 

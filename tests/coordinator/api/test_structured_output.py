@@ -8,9 +8,15 @@ import pytest
 from llguidance import LLMatcher
 
 from coordinator.requests.grammar_compiler import MAX_GRAMMAR_BYTES, compile_grammar
-from coordinator.requests.types import JSON_OBJECT, Choice, JsonSchema, Regex, StructuredOutput
 from protos import inference_pb2, stage_pb2
 from runtime.errors import InvalidRequestError
+from runtime.protocol.inference_types import (
+    JSON_OBJECT,
+    Choice,
+    JsonSchema,
+    Regex,
+    StructuredOutput,
+)
 from runtime.rpc.channels import error_from_rpc
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer

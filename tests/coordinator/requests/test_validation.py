@@ -7,13 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.requests.types import (
-    ChatPrompt,
-    GenerationRequest,
-    SamplingOptions,
-    TextPrompt,
-    TokenPrompt,
-)
 from coordinator.requests.validation import (
     MAX_LOGPROBS_PER_REQUEST,
     MAX_MESSAGES_PER_REQUEST,
@@ -23,11 +16,17 @@ from coordinator.requests.validation import (
     check_request,
     check_sampling,
 )
-from coordinator.tokenization.tokenizer import ChatMessage
 from runtime.errors import BadRequestError, InvalidRequestError
+from runtime.protocol.inference_types import (
+    Chat,
+    ChatMessage,
+    GenerationRequest,
+    Sampling,
+    TokenIds,
+)
 
 MESSAGE = ChatMessage("user", "")
-GOOD = GenerationRequest(prompts=(TextPrompt("hello"),))
+GOOD = GenerationRequest(prompts=("hello",))
 floats = st.floats(width=32)
 
 
@@ -39,7 +38,9 @@ def check(request: GenerationRequest) -> None:
 def test_check_sampling_any_numbers_are_sane_or_refused(
     temperature: float, top_p: float, min_p: float, num_logprobs: int
 ) -> None:
-    sampling = SamplingOptions(temperature, 0, top_p, min_p, None, num_logprobs)
+    sampling = Sampling(
+        temperature=temperature, top_p=top_p, min_p=min_p, num_logprobs=num_logprobs
+    )
     sane = (
         0 <= temperature < math.inf and 0 < top_p <= 1 and 0 <= min_p <= 1 and num_logprobs <= 100
     )
@@ -53,13 +54,13 @@ def test_check_sampling_any_numbers_are_sane_or_refused(
 @pytest.mark.parametrize(
     ("field", "sampling"),
     [
-        ("top_k", SamplingOptions(top_k=-1)),
-        ("seed", SamplingOptions(seed=2**64)),
-        ("seed", SamplingOptions(seed=-1)),
-        ("num_logprobs", SamplingOptions(num_logprobs=101)),
+        ("top_k", Sampling(top_k=-1)),
+        ("seed", Sampling(seed=2**64)),
+        ("seed", Sampling(seed=-1)),
+        ("num_logprobs", Sampling(num_logprobs=101)),
     ],
 )
-def test_check_sampling_out_of_range_names_the_field(field: str, sampling: SamplingOptions) -> None:
+def test_check_sampling_out_of_range_names_the_field(field: str, sampling: Sampling) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         check_sampling(sampling, vocab_size=100)
     assert caught.value.field == field
@@ -70,15 +71,15 @@ def test_check_sampling_out_of_range_names_the_field(field: str, sampling: Sampl
     [
         replace(GOOD, prompts=()),
         replace(GOOD, prompts=GOOD.prompts * 5),
-        replace(GOOD, prompts=(TokenPrompt((100,)),)),
-        replace(GOOD, prompts=(TokenPrompt((-1,)),)),
+        replace(GOOD, prompts=(TokenIds((100,)),)),
+        replace(GOOD, prompts=(TokenIds((-1,)),)),
         replace(GOOD, model="other"),
         replace(GOOD, max_tokens=-1),
         replace(GOOD, request_id="a\nb"),
         replace(GOOD, stop_token_ids=(100,)),
-        replace(GOOD, prompts=(TokenPrompt((1,) * (MAX_TOKEN_IDS_PER_REQUEST + 1)),)),
+        replace(GOOD, prompts=(TokenIds((1,) * (MAX_TOKEN_IDS_PER_REQUEST + 1)),)),
         replace(GOOD, stop_token_ids=(1,) * (MAX_STOP_TOKEN_IDS + 1)),
-        replace(GOOD, prompts=(ChatPrompt((MESSAGE,) * (MAX_MESSAGES_PER_REQUEST + 1)),)),
+        replace(GOOD, prompts=(Chat((MESSAGE,) * (MAX_MESSAGES_PER_REQUEST + 1)),)),
     ],
 )
 def test_check_request_one_thing_wrong_is_refused(bad: GenerationRequest) -> None:

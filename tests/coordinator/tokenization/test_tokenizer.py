@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from coordinator.tokenization.tokenizer import ChatMessage, Tokenizer
+from coordinator.tokenization.tokenizer import Tokenizer
 from runtime.checkpoints.model_store import resolve_model
 from runtime.errors import ChatTemplateError, ModelConfigError, TokenOutOfVocabularyError
 from runtime.model_config.model_config import load_model_config
+from runtime.protocol.inference_types import ChatMessage
 from tests.coordinator.tokenization.tokenizer_models import (
     load_byte_fallback,
     make_config,
@@ -217,7 +218,8 @@ def test_use_of_tokenizer_imports_no_torch(bundled: tuple[Tokenizer, Any]) -> No
 import sys
 from pathlib import Path
 from coordinator.output.detokenizer import Detokenizer
-from coordinator.tokenization.tokenizer import ChatMessage, Tokenizer
+from coordinator.tokenization.tokenizer import Tokenizer
+from runtime.protocol.inference_types import ChatMessage
 from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.model_config.model_config import load_model_config
 import runtime.checkpoints.model_store

@@ -13,8 +13,8 @@ import pytest
 
 from protos import inference_pb2, mesh_pb2
 from runtime.errors import ModelNotFoundError, PortTakenError
+from runtime.protocol.inference_codec import update_from_proto
 from stagemesh import GenerationRequest, MeshState, Update, cli
-from stagemesh.client.generation_codec import update_from_proto
 from stagemesh.client.state import state_from_proto
 
 FREE_ADDRESSES = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0")

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from protos import inference_pb2, mesh_pb2
+from runtime.protocol.inference_codec import update_from_proto
 from stagemesh import MeshState, StagemeshRpcError, Update
 from stagemesh.cli.waiting_notice import WaitingNotice
-from stagemesh.client.generation_codec import update_from_proto
 from stagemesh.client.state import state_from_proto
 
 UPDATE = update_from_proto(inference_pb2.InferResponse(text="a"))

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from protos import mesh_pb2
+from runtime.protocol.inference_types import Timings, Usage
 from stagemesh.client.state import MeshState, state_from_proto
-from stagemesh.client.types import Timings, Usage
 from stagemesh.display.progress import ProgressView
 from stagemesh.display.render import (
     hop_table,

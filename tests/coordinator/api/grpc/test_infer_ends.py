@@ -145,10 +145,10 @@ async def test_infer_fits_the_model_but_not_the_cache_is_refused_when_known(
 
 
 async def counted(mesh: ToyMesh, reason: str) -> float:
-    """Prompts that ended for `reason`, as Prometheus is told."""
+    """Prompts that ended for `reason`, as the metrics page reports."""
     async with mesh.http() as client:
         lines = (await client.get("/metrics")).text.splitlines()
-    name = f'stagemesh_requests_total{{API="grpc",reason="{reason}"}} '
+    name = f'stagemesh_requests_total{{api="grpc",reason="{reason}"}} '
     return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
