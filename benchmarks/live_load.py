@@ -11,7 +11,7 @@ from simulator.model.pacing import PacedModel
 from simulator.model.pipeline import LinkSpec, PipelineSpec, layer_shares
 from simulator.replay import Replay, ReplayOptions, RunResult
 from simulator.results.measures import Percentiles
-from simulator.results.outcomes import Outcome
+from simulator.workload.outcomes import Outcome
 from simulator.workload.traces import Trace, TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, MeshState, TokenIds
 from stagemesh.cli.options.common import BatchingOptions, PlanOptions
@@ -132,6 +132,6 @@ def _bubble(now: MeshState, before: MeshState) -> float:
 
 
 def _simulated_bubble(result: RunResult) -> float:
-    visits = [visit for span in result.spans for visit in span.journey.visits]
+    visits = [visit for span in result.spans for visit in span.step_trace.visits]
     idle = sum(visit.timing.idle_seconds for visit in visits)
     return idle / (idle + sum(visit.timing.compute_seconds for visit in visits))

@@ -1,8 +1,8 @@
 """Replays a trace: the real scheduler, modelled stages, and a clock that jumps to the next event.
 
-The coordinator is modelled as live: one thing at a time, everything that has arrived first, then
-steps while the scheduler makes any. Each step takes it `coordinator_seconds`. What the stages
-measured of a step it reads with the step's result, as whoever is woken by results does.
+The modelled coordinator works as the real one: sequentially, first all arrivals and results, then
+steps while the scheduler makes any. Each step costs it `coordinator_seconds`. The stages' timings
+of a step arrive with the step's result.
 """
 
 import heapq
@@ -21,20 +21,20 @@ from scheduler import (
     StageRecord,
     TokenEvent,
 )
-from simulator.model.pipeline import Journey, Pipeline, PipelineSpec, work_of
-from simulator.results.outcomes import Outcome, StepSpan, Targets
+from simulator.model.pipeline import Pipeline, PipelineSpec, StepTrace, work_of
+from simulator.workload.outcomes import Outcome, StepSpan, Targets
 from simulator.workload.traces import Trace
 
-GO_ON, STOP = 0, 1
-LOOK_SECONDS = 0.05
-"""How often a replay that may end early looks whether it should."""
+CONTINUE, STOP = 0, 1
+CHECK_SECONDS = 0.05
+"""Interval of the check whether a replay with `max_misses` ends early."""
 _GREEDY = SlotSampling()
 _DEFAULT_TARGETS = Targets()
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """`max_tokens` is what every request asks for at most, so that answers' ends are a surprise.
+    """`max_tokens` is every request's limit: the scheduler does not know an answer's length.
 
     With `max_misses`, the replay ends when more requests than that have missed a target.
     """
@@ -48,7 +48,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What happened; `is_complete` is False where the replay ended before its time."""
+    """The outcomes of a replay; `is_complete` is False if it ended early."""
 
     outcomes: tuple[Outcome, ...]
     spans: tuple[StepSpan, ...]
@@ -62,7 +62,7 @@ class RunResult:
 
 @dataclass(slots=True)
 class _Live:
-    """A request under way."""
+    """A request that is not finished."""
 
     index: int
     num_output_tokens: int
@@ -83,10 +83,7 @@ class Replay:
         options: ReplayOptions,
         on_token: Callable[[int, float], None] | None = None,
     ) -> None:
-        """`on_token` is told of every token: whose, by the request's place in the trace, and when.
-
-        In seconds on the simulation's clock.
-        """
+        """`on_token` is called with each token's request index and simulated time in seconds."""
         self._on_token = on_token
         self._trace = trace
         self._limits = limits
@@ -99,24 +96,26 @@ class Replay:
         self._live: dict[int, _Live] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._num_misses = 0
-        self._is_due = False
-        self._looked_at = 0.0
+        self._can_schedule = False
+        self._checked_at = 0.0
         self._spans: list[StepSpan] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = 0
-        self._go_on = [SampledToken(slot, GO_ON) for slot in range(limits.max_sequences)]
-        self._stop = [SampledToken(slot, STOP) for slot in range(limits.max_sequences)]
+        self._continue_tokens = [
+            SampledToken(slot, CONTINUE) for slot in range(limits.max_sequences)
+        ]
+        self._stop_tokens = [SampledToken(slot, STOP) for slot in range(limits.max_sequences)]
 
     def run(self) -> RunResult:
-        """Plays it to the end."""
+        """Replays the trace to its end, or until too many requests have missed a target."""
         is_complete = True
         while self._num_arrived < len(self._trace) or self._events:
             self._clock = max(self._clock, self._next_at())
-            self._take_arrivals()
+            self._submit_arrivals()
             while self._events and self._events[0][0] <= self._clock:
                 heapq.heappop(self._events)[2]()
-            if self._is_due:
-                self._is_due = False
+            if self._can_schedule:
+                self._can_schedule = False
                 self._send_steps()
             if self._has_missed_too_many():
                 is_complete = False
@@ -141,23 +140,23 @@ class Replay:
             return event_at
         return min(event_at, self._trace[self._num_arrived].arrival)
 
-    def _take_arrivals(self) -> None:
+    def _submit_arrivals(self) -> None:
         while self._num_arrived < len(self._trace):
             request = self._trace[self._num_arrived]
             if request.arrival > self._clock:
                 return
             self._submit(self._num_arrived)
             self._num_arrived += 1
-            self._is_due = True
+            self._can_schedule = True
 
     def _submit(self, index: int) -> None:
         request = self._trace[index]
-        room = self._limits.max_new_tokens(request.num_prompt_tokens)
+        max_new_tokens = self._limits.max_new_tokens(request.num_prompt_tokens)
         sequence = SequenceRequest(
             sequence_id=index,
             prompt_ids=request.prompt_ids(index),
             sampling=_GREEDY,
-            max_tokens=max(1, min(self._options.max_tokens, room)),
+            max_tokens=max(1, min(self._options.max_tokens, max_new_tokens)),
             stop_ids=frozenset({STOP}),
             arrival=request.arrival,
             ttft_target_seconds=self._options.targets.ttft_seconds,
@@ -165,7 +164,7 @@ class Replay:
         try:
             self._scheduler.add(sequence)
         except StagemeshError:
-            self._settle(index, Outcome(request, None, None, 0))
+            self._record_outcome(index, Outcome(request, None, None, 0))
         else:
             self._live[index] = _Live(index, request.num_output_tokens)
 
@@ -173,23 +172,25 @@ class Replay:
         while (step := self._scheduler.schedule(self._clock)) is not None:
             self._clock += self._options.coordinator_seconds
             work = work_of(step)
-            journey = self._pipeline.send(step.number, work, self._clock)
-            self._spans.append(StepSpan(step.number, work, self._clock, journey))
+            step_trace = self._pipeline.send(step.number, work, self._clock)
+            self._spans.append(StepSpan(step.number, work, self._clock, step_trace))
             for opening in step.opened_slots:
                 live = self._live[self._scheduler.sequence_in_slot(opening.slot)]
                 if live.num_cached_tokens is None:
                     live.num_cached_tokens = len(opening.cached_token_ids)
-            self._expect(step, journey)
+            self._schedule_result(step, step_trace)
 
-    def _expect(self, step: Step, journey: Journey) -> None:
-        """Puts down what comes back of a step: each stage's times, then its result."""
-        records = [StageRecord(step.number, visit.stage, visit.timing) for visit in journey.visits]
+    def _schedule_result(self, step: Step, step_trace: StepTrace) -> None:
+        """Schedules the step's result, with the stages' timings, as an event."""
+        records = [
+            StageRecord(step.number, visit.stage, visit.timing) for visit in step_trace.visits
+        ]
         draws = [
             (chunk.slot, self._scheduler.sequence_in_slot(chunk.slot))
             for chunk in step.chunks
             if chunk.sample
         ]
-        self._at(journey.done_at, partial(self._finish_step, step.number, records, draws))
+        self._at(step_trace.done_at, partial(self._finish_step, step.number, records, draws))
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         self._num_events += 1
@@ -198,18 +199,18 @@ class Replay:
     def _finish_step(
         self, number: int, records: Sequence[StageRecord], draws: Sequence[tuple[int, int]]
     ) -> None:
-        self._is_due = True
+        self._can_schedule = True
         for record in records:
             self._scheduler.observe(record)
         sampled = []
         for slot, sequence_id in draws:
             live = self._live.get(sequence_id)
             is_last = live is None or live.num_generated + 1 >= live.num_output_tokens
-            sampled.append((self._stop if is_last else self._go_on)[slot])
+            sampled.append((self._stop_tokens if is_last else self._continue_tokens)[slot])
         for event in self._scheduler.update(number, sampled, self._clock):
-            self._take_token(event)
+            self._apply_token(event)
 
-    def _take_token(self, event: TokenEvent) -> None:
+    def _apply_token(self, event: TokenEvent) -> None:
         live = self._live[event.sequence_id]
         live.num_generated += 1
         if self._on_token is not None:
@@ -226,22 +227,22 @@ class Replay:
                 live.num_cached_tokens or 0,
             )
             del self._live[event.sequence_id]
-            self._settle(live.index, outcome)
+            self._record_outcome(live.index, outcome)
 
-    def _settle(self, index: int, outcome: Outcome) -> None:
+    def _record_outcome(self, index: int, outcome: Outcome) -> None:
         self._outcomes[index] = outcome
         self._num_misses += not self._options.targets.met(outcome)
 
     def _has_missed_too_many(self) -> bool:
-        most = self._options.max_misses
-        if most is None or self._clock < self._looked_at + LOOK_SECONDS:
+        max_misses = self._options.max_misses
+        if max_misses is None or self._clock < self._checked_at + CHECK_SECONDS:
             return False
-        self._looked_at = self._clock
-        # Whoever still waits for a first token after its time has missed it too.
+        self._checked_at = self._clock
+        # A request without a first token at its TTFT target has missed it, too.
         latest = self._clock - self._options.targets.ttft_seconds
         num_late = 0
         for live in self._live.values():
-            if self._trace[live.index].arrival >= latest or num_late > most:
+            if self._trace[live.index].arrival >= latest or num_late > max_misses:
                 break
             num_late += live.num_generated == 0
-        return self._num_misses + num_late > most
+        return self._num_misses + num_late > max_misses

@@ -1,7 +1,7 @@
-"""What a scheduler is told of the devices that the table of measured times is of.
+"""Device priors of the stages whose measured times the simulator uses.
 
-Live it learns kind, weights and layers of every stage when an epoch begins; here the hardware's
-name says as much.
+A live scheduler learns device kind, weights and layers of every stage when an epoch begins; here
+they follow from the hardware's name.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ def num_layers_of(hardware: str) -> int:
 
 
 def guess_stages(hardware: str, shares: Sequence[float]) -> tuple[StageCosts, ...]:
-    """What stages with these shares of the model are guessed to cost, as an epoch begins.
+    """Returns the estimated costs of stages with these shares of the model, as at an epoch's start.
 
-    `hardware` is a name that `load_times` knows, as `llama2-70b/h100-80gb/4`; each of a stage's
-    devices has its part of the weights.
+    `hardware` is a name that `load_times` knows, as `llama2-70b/h100-80gb/4`; the weights of a
+    stage are divided by its number of devices.
     """
     model, _, num_devices = hardware.split("/")
     num_weights, _ = MODELS[model]

@@ -1,6 +1,6 @@
-"""Reads how fast paced workers are: the simulator's stage times, and changes while they run.
+"""Reads the file that sets the step times of simulated workers (`--pace`).
 
-A file is one JSON object. Its times are those of the whole model; a stage takes its layers' share.
+The file is one JSON object. Times are those of the whole model; a stage takes its share of layers.
 """
 
 import json
@@ -32,7 +32,7 @@ class PacedModel:
     _random: random.Random = field(default_factory=lambda: random.Random(0), repr=False)
 
     def stage_seconds(self, step: Step, stage: int, share: float, age_seconds: float) -> float:
-        """What a stage with `share` of the layers takes for a step."""
+        """Seconds that a stage with `share` of the layers takes for a step."""
         seconds = self.times.seconds(work_of(step)) * share
         if self.noise:
             seconds *= self._random.lognormvariate(-self.noise * self.noise / 2, self.noise)
@@ -43,7 +43,7 @@ class PacedModel:
 
 
 def read_pace(path: Path) -> PacedModel:
-    """The file's model. Raises InvalidRequestError that says which field is wrong."""
+    """Reads the file. Raises `InvalidRequestError`, which names the field, if it is invalid."""
     try:
         fields = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -89,7 +89,7 @@ def _changes(fields: "_Fields") -> tuple[SpeedChange, ...]:
 
 
 class _Fields:
-    """One object's fields, of which every one must be taken."""
+    """The fields of one JSON object; a field that is never read is an error."""
 
     def __init__(self, path: Path, left: dict[str, Any], where: str = "") -> None:
         self._path = path
@@ -97,26 +97,26 @@ class _Fields:
         self._where = where
 
     def take(self, name: str) -> object:
-        """A field's value, None where it is absent."""
+        """Returns and removes a field's value; None if it is absent."""
         return self._left.pop(name, None)
 
     def number(self, name: str, default: float) -> float:
-        """A number that is not negative."""
+        """Returns and removes a non-negative number."""
         value = self._left.pop(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             self.refuse(f"{name} must be a number of 0 or more, and is {value!r}")
         return float(value)
 
     def inside(self, where: str, value: object) -> "_Fields":
-        """The fields of an object in this one."""
+        """Returns the fields of a nested object."""
         if not isinstance(value, Mapping):
             self.refuse(f"{where} must be an object")
         return _Fields(self._path, dict(value), f"{self._where}{where}.")
 
     def end(self) -> None:
-        """Refuses what nobody has taken."""
+        """Raises `InvalidRequestError` if a field was not read."""
         if self._left:
-            self.refuse(f"{', '.join(sorted(self._left))} is not known")
+            self.refuse(f"{', '.join(sorted(self._left))} is unknown")
 
     def refuse(self, problem: str) -> NoReturn:
         """Raises InvalidRequestError."""

@@ -1,7 +1,7 @@
-"""Says when a step is where: modelled stages, links with delay and width, windows of credits.
+"""The modelled pipeline: stages, links with latency and bandwidth, credit windows.
 
-Stages run steps strictly in order, so a step's whole journey follows from those before it: it is
-known when the step is sent, and needs no events of its own.
+Stages run steps strictly in order, so the times of a step follow from those of the steps before
+it: they are known when the step is sent, and need no events.
 """
 
 import random
@@ -14,12 +14,12 @@ from scheduler import StepWork
 from simulator.model.stage_times import ModelTimes
 
 NUM_OUTBOX = 3
-"""Outputs that a stage may have ready or be sending before it waits for credits, as live."""
+"""Outputs that a stage holds or sends before it waits for credits, as in a real worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """A hop from a stage to the next: its delay, and its width in bytes per second."""
+    """A link from a stage to the next."""
 
     latency_seconds: float = 0.0005
     bytes_per_second: float = 12.5e9
@@ -27,7 +27,7 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """From `at_seconds` on, a stage takes `factor` times as long as it is modelled to."""
+    """From `at_seconds` on, a stage takes `factor` times its modelled time."""
 
     at_seconds: float
     stage: int
@@ -36,10 +36,11 @@ class SpeedChange:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """One replica: the whole model's times, each stage's share of them, and what joins the stages.
+    """One replica: the whole model's times, each stage's share of them, and the links.
 
     `noise` is the standard deviation of the logarithm of a factor on every compute time;
-    `window` the credits of each hop; the coordinator is `latency_seconds` away from both ends.
+    `window` the number of credits of each link; `latency_seconds` the latency between the
+    coordinator and the first or last stage.
     """
 
     times: ModelTimes
@@ -53,7 +54,6 @@ class PipelineSpec:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline."""
         return len(self.shares)
 
 
@@ -69,15 +69,15 @@ class StageVisit:
 
 
 @dataclass(frozen=True, slots=True)
-class Journey:
-    """A step's way through all stages, and when its result is back at the coordinator."""
+class StepTrace:
+    """A step's visits to all stages, and the time at which the coordinator has its result."""
 
     visits: tuple[StageVisit, ...]
     done_at: float
 
 
 class _Stage:
-    """When a stage and the hop behind it are free, and who started when."""
+    """When a stage and the link behind it are free, and the start times of the last steps."""
 
     def __init__(self, window: int) -> None:
         self.free_at = 0.0
@@ -94,8 +94,8 @@ class Pipeline:
         self._random = random.Random(seed)
         self._stages = [_Stage(spec.window) for _ in spec.shares]
 
-    def send(self, number: int, work: StepWork, now: float) -> Journey:
-        """The journey of the step that is sent at `now`; steps come in order."""
+    def send(self, number: int, work: StepWork, now: float) -> StepTrace:
+        """Returns the trace of a step that is sent at `now`; steps are sent in order."""
         whole_seconds = self._spec.times.seconds(work)
         arrived_at = now + self._spec.latency_seconds
         receive_seconds = 0.0
@@ -107,7 +107,7 @@ class Pipeline:
             receive_seconds = (
                 work.num_tokens * self._spec.row_bytes / self._spec.link.bytes_per_second
             )
-        return Journey(tuple(visits), visits[-1].ended_at + self._spec.latency_seconds)
+        return StepTrace(tuple(visits), visits[-1].ended_at + self._spec.latency_seconds)
 
     def _visit(
         self,
@@ -118,7 +118,7 @@ class Pipeline:
         whole_seconds: float,
     ) -> StageVisit:
         stage = self._stages[index]
-        started_at = max(arrived_at, stage.free_at, self._room_at(index, self._outputs_allowed))
+        started_at = max(arrived_at, stage.free_at, self._credit_at(index, self._outputs_allowed))
         seconds = whole_seconds * self._spec.shares[index] * self._factor(index, started_at)
         ended_at = started_at + seconds
         timing = StageTiming(
@@ -138,8 +138,8 @@ class Pipeline:
             return visit.ended_at
         stage, link = self._stages[index], self._spec.link
         num_bytes = work.num_tokens * self._spec.row_bytes
-        begun_at = max(visit.ended_at, stage.link_free_at, self._room_at(index, self._spec.window))
-        stage.link_free_at = begun_at + num_bytes / link.bytes_per_second
+        send_at = max(visit.ended_at, stage.link_free_at, self._credit_at(index, self._spec.window))
+        stage.link_free_at = send_at + num_bytes / link.bytes_per_second
         stage.last_send = (number, visit.ended_at, stage.link_free_at, num_bytes)
         return stage.link_free_at + link.latency_seconds
 
@@ -147,8 +147,8 @@ class Pipeline:
     def _outputs_allowed(self) -> int:
         return self._spec.window + NUM_OUTBOX
 
-    def _room_at(self, index: int, num_ahead: int) -> float:
-        """When the next stage has started the step that came so many before this one."""
+    def _credit_at(self, index: int, num_ahead: int) -> float:
+        """When the next stage starts the step `num_ahead` before this one, which frees a credit."""
         if index == len(self._stages) - 1:
             return 0.0
         starts = self._stages[index + 1].starts
@@ -164,7 +164,7 @@ class Pipeline:
 
 
 def layer_shares(layers: Sequence[int], head_layers: float = 0.0) -> tuple[float, ...]:
-    """Each stage's share of the model; the last also has a head that costs so many layers."""
+    """Each stage's share of the model; the last also has a head that costs `head_layers` layers."""
     costs = [float(count) for count in layers]
     costs[-1] += head_layers
     return tuple(cost / sum(costs) for cost in costs)
@@ -173,7 +173,7 @@ def layer_shares(layers: Sequence[int], head_layers: float = 0.0) -> tuple[float
 def _send_timing(
     last_send: tuple[int, float, float, int] | None, started_at: float, ended_at: float
 ) -> SendTiming | None:
-    """The send of the step before, of which the part behind this step's compute is hidden."""
+    """The previous step's send; the part that overlaps this step's compute is hidden."""
     if last_send is None:
         return None
     step, ready_at, sent_at, num_bytes = last_send
@@ -182,7 +182,7 @@ def _send_timing(
 
 
 def work_of(step: Step) -> StepWork:
-    """What a step asks of a stage, counted from its chunks as a stage would."""
+    """Counts a step's work from its chunks, as a stage does."""
     num_decodes = attention = context = num_sampled = num_tokens = 0
     for chunk in step.chunks:
         length = len(chunk.token_ids)

@@ -1,8 +1,8 @@
-"""How long a stage computes a microbatch, read off measured tables and not from any formula.
+"""Compute time of a microbatch in a stage, from measured tables.
 
-The table gives whole-model times by batch; a stage takes its layers' share. Between points it is
-interpolated, beyond them extended. How prompts and decodes mix follows splitwise-sim's performance
-model: a batch of both costs as if all its rows were prompt rows, and a tenth more.
+The table has whole-model times by batch; a stage takes its share of layers. Times are interpolated
+linearly, and extrapolated beyond the outer points. A batch of prompts and decodes costs as if all
+its rows were prompt rows, and 10 % more (the performance model of splitwise-sim).
 """
 
 import csv
@@ -17,22 +17,21 @@ from runtime.errors import InvalidRequestError
 from scheduler import StepWork
 
 MIXED_SURCHARGE = 1.1
-"""Of a batch with prompts and decodes over one of prompts only (splitwise-sim)."""
+"""Factor on a batch of prompts and decodes relative to prompts only (splitwise-sim)."""
 
 
 class Curve:
-    """A function through points, straight between them and beyond the outer two of an end."""
+    """A piecewise linear function through points, extrapolated from the outer two of each end."""
 
     def __init__(self, points: Mapping[float, float]) -> None:
         self._xs = sorted(points)
         self._ys = [points[x] for x in self._xs]
 
     def scaled(self, factor: float) -> "Curve":
-        """The same with all values multiplied."""
+        """Returns the curve with all values multiplied by `factor`."""
         return Curve({x: factor * y for x, y in zip(self._xs, self._ys, strict=True)})
 
     def __call__(self, x: float) -> float:
-        """The value at x."""
         right = min(max(bisect_left(self._xs, x), 1), len(self._xs) - 1)
         x0, x1 = self._xs[right - 1], self._xs[right]
         y0, y1 = self._ys[right - 1], self._ys[right]
@@ -41,10 +40,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class ModelTimes:
-    """Whole-model seconds: of prompt rows, of decodes, and what attention adds to either.
+    """Whole-model seconds for prompt rows and decodes, and the addition for attention.
 
-    `attention` takes sum(2Lx + x^2) of prompt chunks. It is what one long prompt costs beyond as
-    many rows of short ones. `context` is seconds per position before a decode.
+    `attention` is a function of sum(2Lx + x^2) over prompt chunks of x tokens at position L: the
+    cost of one long prompt beyond that of as many rows of short ones. `context` is seconds per
+    position before a decode.
     """
 
     prompt: Curve
@@ -53,7 +53,7 @@ class ModelTimes:
     context: float
 
     def seconds(self, work: StepWork) -> float:
-        """What the whole model takes for a microbatch."""
+        """Seconds that the whole model takes for a microbatch."""
         num_prompt_tokens = work.num_tokens - work.num_decodes
         context = self.context * work.decode_context
         if num_prompt_tokens == 0:
@@ -63,7 +63,7 @@ class ModelTimes:
         return max(rows, self.decode(work.num_decodes)) + context + self._attention(work)
 
     def scaled(self, factor: float) -> "ModelTimes":
-        """A model that takes `factor` times as long for everything."""
+        """Returns times that are all multiplied by `factor`."""
         return ModelTimes(
             self.prompt.scaled(factor),
             self.decode.scaled(factor),
@@ -83,13 +83,15 @@ def load_times(name: str) -> ModelTimes:
     groups = _read_groups()
     if name not in groups:
         known = ", ".join(sorted(groups))
-        raise InvalidRequestError(field="--hardware", problem=f"{name!r} is none of {known}")
+        raise InvalidRequestError(
+            field="--hardware", problem=f"{name!r} is unknown; use one of {known}"
+        )
     batches, singles = groups[name]
     prompt: dict[float, float] = {
         size * batch: times[0] for (size, batch), times in batches.items()
     }
     decode: dict[float, float] = {batch: times[1] for (_, batch), times in batches.items()}
-    # A batch of one token is a decode, which is where short chunks come from.
+    # A batch of one token is a decode: the lower end of the curve for chunks.
     prompt[1] = decode[1]
     prompt |= {size: times[0] for size, times in singles.items() if size <= 512}
     rows = Curve(prompt)
@@ -106,7 +108,7 @@ def load_times(name: str) -> ModelTimes:
 def linear_times(
     fixed: float, per_token: float, per_attention: float, per_context: float
 ) -> ModelTimes:
-    """Times without a knee: a fixed part and so much for every row, in seconds."""
+    """Linear times in seconds: a fixed part, and an addition per row, attention and context."""
     rows = Curve({0.0: fixed, 1.0: fixed + per_token})
     return ModelTimes(rows, rows, Curve({0.0: 0.0, 1.0: per_attention}), per_context)
 
@@ -116,7 +118,7 @@ _Group = tuple[dict[tuple[int, int], _Times], dict[int, _Times]]
 
 
 def _read_groups() -> dict[str, _Group]:
-    """By name, batches of 512-token prompts and single prompts; seconds for prompt and token."""
+    """Batches of 512-token prompts and single prompts, by name; seconds for prompt and token."""
     text = (resources.files("simulator") / "data" / "splitwise_times.csv").read_text()
     groups: defaultdict[str, _Group] = defaultdict(lambda: ({}, {}))
     for row in csv.DictReader(text.splitlines()):
@@ -134,7 +136,7 @@ def _read_groups() -> dict[str, _Group]:
 
 
 def _drop_failed(batches: dict[tuple[int, int], _Times]) -> None:
-    """Leaves out larger batches that took less time than smaller ones: they failed half-way."""
+    """Removes larger batches that took less time than smaller ones: incomplete measurements."""
     typical = median(times[0] / batch for (_, batch), times in batches.items())
     for key, times in list(batches.items()):
         if times[0] < 0.5 * typical * key[1]:

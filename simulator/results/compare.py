@@ -1,22 +1,26 @@
-"""Runs policies through scenarios on equal terms: one replay, or a search for the goodput."""
+"""Compares policies in scenarios: one replay, or a search for the goodput.
 
+Goodput is the highest request rate at which 90 % of the requests meet both latency targets.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scheduler import PolicyOptions, make_policy
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions, PolicyName
 from simulator.replay import Replay, ReplayOptions, RunResult
-from simulator.results.goodput import GOOD_SHARE, search_goodput
 from simulator.results.measures import Summary, summarise
 from simulator.workload.scenarios import Scenario
 from simulator.workload.traces import Trace
 
+GOOD_SHARE = 0.9
 TOLERANCE = 0.06
-"""Of a goodput: half of it is the error to expect, less than what seeds make."""
+"""Relative tolerance of a goodput; half of it is the expected error, less than between seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy as it is tuned; without `num_in_flight` it may have as many steps as the limits."""
+    """A policy with its options; `num_in_flight` None is the number of steps of the limits."""
 
     policy: PolicyName
     options: PolicyOptions
@@ -24,7 +28,7 @@ class Contender:
 
 
 def contender(policy: PolicyName, scenario: Scenario, max_step_tokens: int = 512) -> Contender:
-    """A policy as it comes: one step in flight per stage, but for the one that chooses itself."""
+    """Returns a policy with default options; `adaptive` sets the steps in flight itself."""
     targets = scenario.targets
     options = PolicyOptions(
         max_step_tokens=max_step_tokens,
@@ -42,9 +46,9 @@ def replay(
     seed: int,
     max_misses: int | None = None,
 ) -> RunResult:
-    """One replay of a trace, which need not be the scenario's own."""
-    most = scenario.limits.num_steps_in_flight
-    limits = replace(scenario.limits, num_steps_in_flight=contender.num_in_flight or most)
+    """Replays a trace, which need not be the scenario's own."""
+    max_in_flight = scenario.limits.num_steps_in_flight
+    limits = replace(scenario.limits, num_steps_in_flight=contender.num_in_flight or max_in_flight)
     return Replay(
         trace,
         scenario.pipeline_for(trace),
@@ -63,9 +67,9 @@ def summary_of(scenario: Scenario, result: RunResult, contender: Contender) -> S
 def goodput(
     scenario: Scenario, contender: Contender, num_requests: int, seed: int, guess: float = 0.0
 ) -> float:
-    """The highest rate at which 90% of so many requests of the scenario meet both targets.
+    """Searches the goodput of a policy with `num_requests` requests of the scenario.
 
-    A `guess` shortens the search.
+    A `guess` above 0 shortens the search.
     """
     max_misses = int(num_requests * (1.0 - GOOD_SHARE))
 
@@ -81,7 +85,40 @@ def goodput(
 def good_share(
     scenario: Scenario, contender: Contender, num_requests: int, seed: int, rate: float
 ) -> float:
-    """The share of so many requests at that rate that meet both targets."""
+    """Returns the share of `num_requests` requests at `rate` that meet both targets."""
     trace = scenario.make_trace(num_requests, rate, seed)
     result = replay(scenario, trace, contender, seed)
     return sum(map(scenario.targets.met, result.outcomes)) / num_requests
+
+
+def search_goodput(
+    is_good: Callable[[float], bool], start: float, stride: float = 2.0, tolerance: float = 0.04
+) -> float:
+    """Returns the highest good rate within a relative tolerance, between start/256 and 256*start.
+
+    0 if no rate is good. Multiplies or divides `start` by `stride` until it has a good and a bad
+    rate, then bisects; assumes that a rate below a good one is good.
+    """
+    good, bad = (start, None) if is_good(start) else (None, start)
+    while bad is None:
+        assert good is not None
+        if good >= 256 * start:
+            return good
+        if is_good(stride * good):
+            good *= stride
+        else:
+            bad = stride * good
+    while good is None:
+        if bad < start / 256:
+            return 0.0
+        if is_good(bad / stride):
+            good = bad / stride
+        else:
+            bad /= stride
+    while bad / good > 1 + tolerance:
+        middle = (good * bad) ** 0.5
+        if is_good(middle):
+            good = middle
+        else:
+            bad = middle
+    return good

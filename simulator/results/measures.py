@@ -1,4 +1,4 @@
-"""Sums a replay up: what clients saw, what stages did, and how near both came to their limits."""
+"""Summarises a replay: latencies, rates, idle time, and ratios to their theoretical limits."""
 
 import math
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from scheduler import LimitRatios, StepWork
 from simulator.model.pipeline import PipelineSpec
 from simulator.replay import RunResult
-from simulator.results.outcomes import Outcome, StepSpan, Targets
+from simulator.workload.outcomes import Outcome, StepSpan, Targets
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of some seconds; NaN where there were none."""
+    """Percentiles in seconds; NaN without values."""
 
     p50: float
     p90: float
@@ -20,7 +20,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Percentiles":
-        """The nearest ranks."""
+        """Returns nearest-rank percentiles."""
         ordered = sorted(values)
 
         def at(share: float) -> float:
@@ -31,7 +31,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One replay in figures; times in seconds, rates per second."""
+    """The figures of one replay; times in seconds, rates per second."""
 
     num_requests: int
     good_share: float
@@ -49,9 +49,9 @@ class Summary:
 def summarise(
     result: RunResult, pipeline: PipelineSpec, targets: Targets, num_in_flight: int
 ) -> Summary:
-    """The figures of a complete replay."""
+    """Summarises a complete replay."""
     outcomes, spans = result.outcomes, result.spans
-    seconds = max(span.journey.done_at for span in spans) - spans[0].sent_at
+    seconds = max(span.step_trace.done_at for span in spans) - spans[0].sent_at
     ttft = [each.ttft_seconds for each in outcomes if each.ttft_seconds is not None]
     tpot = [each.tpot_seconds for each in outcomes if each.tpot_seconds is not None]
     busy = busy_seconds(spans, result.num_stages)
@@ -78,7 +78,7 @@ def summarise(
 def busy_seconds(spans: Sequence[StepSpan], num_stages: int) -> list[float]:
     """Seconds that each stage computed."""
     return [
-        sum(span.journey.visits[stage].timing.compute_seconds for span in spans)
+        sum(span.step_trace.visits[stage].timing.compute_seconds for span in spans)
         for stage in range(num_stages)
     ]
 
@@ -86,18 +86,18 @@ def busy_seconds(spans: Sequence[StepSpan], num_stages: int) -> list[float]:
 def _occupancy(
     spans: Sequence[StepSpan], busy: Sequence[float], seconds: float, num_in_flight: int
 ) -> float:
-    around = sum(_around_seconds(span) for span in spans)
+    around = sum(_round_trip_seconds(span) for span in spans)
     return max(busy) / seconds / min(1.0, num_in_flight * max(busy) / around)
 
 
-def _around_seconds(span: StepSpan) -> float:
-    """A step's way around less what it queued."""
-    queued = sum(visit.timing.queue_seconds for visit in span.journey.visits)
-    return span.journey.done_at - span.sent_at - queued
+def _round_trip_seconds(span: StepSpan) -> float:
+    """A step's round trip without its time in queues."""
+    queued = sum(visit.timing.queue_seconds for visit in span.step_trace.visits)
+    return span.step_trace.done_at - span.sent_at - queued
 
 
 def _tpot_ratio(spans: Sequence[StepSpan], tpot: Sequence[float]) -> float:
-    with_decodes = [_around_seconds(span) for span in spans if span.work.num_decodes]
+    with_decodes = [_round_trip_seconds(span) for span in spans if span.work.num_decodes]
     if not with_decodes or not tpot:
         return math.nan
     return min(with_decodes) / Percentiles.of(tpot).p50
@@ -106,11 +106,11 @@ def _tpot_ratio(spans: Sequence[StepSpan], tpot: Sequence[float]) -> float:
 def _ttft_ratio(
     outcomes: Sequence[Outcome], spans: Sequence[StepSpan], pipeline: PipelineSpec
 ) -> float:
-    """All stages are taken for the quickest, at the best of its noise, so the limit is one."""
-    quickest = min(
+    """All stages count as the fastest one at its lowest noise, so the ratio is at most 1."""
+    fastest = min(
         visit.timing.compute_seconds / pipeline.times.seconds(span.work)
         for span in spans
-        for visit in span.journey.visits
+        for visit in span.step_trace.visits
         if span.work.num_tokens
     )
     fixed, per_token = _line_below(pipeline, max(span.work.num_tokens for span in spans))
@@ -120,9 +120,9 @@ def _ttft_ratio(
     for outcome in outcomes:
         if outcome.ttft_seconds is not None:
             num_tokens = outcome.request.num_prompt_tokens - outcome.num_cached_tokens
-            work = quickest * per_token * num_tokens
-            pieces = (math.sqrt(work) + math.sqrt(num_hops * quickest * fixed)) ** 2
-            ratios.append((max(pieces, quickest * fixed) + links) / outcome.ttft_seconds)
+            work = fastest * per_token * num_tokens
+            pieces = (math.sqrt(work) + math.sqrt(num_hops * fastest * fixed)) ** 2
+            ratios.append((max(pieces, fastest * fixed) + links) / outcome.ttft_seconds)
     return Percentiles.of(ratios).p50
 
 

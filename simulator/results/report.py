@@ -1,4 +1,4 @@
-"""Turns summaries into a table for people and plain values for JSON; it prints nothing."""
+"""Formats summaries as a table and as JSON values; prints nothing."""
 
 from dataclasses import asdict, dataclass, field
 
@@ -12,9 +12,9 @@ JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | float | int | boo
 
 @dataclass(slots=True)
 class Comparison:
-    """What each policy did; goodputs only where they were searched.
+    """The results of each policy; `goodputs` has those that were searched.
 
-    `seconds` are those that a replay took here, not those that went by in it.
+    `seconds` is the wall time of a replay, not its simulated time.
     """
 
     summaries: dict[str, Summary] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Comparison:
 
 
 def policy_table(title: str, comparison: Comparison) -> Table:
-    """One column per policy, so that it fits a terminal."""
+    """Returns a table with one column per policy."""
     table = Table(title=title)
     table.add_column("")
     columns = []
@@ -63,7 +63,7 @@ def _percentile_cells(name: str, values: Percentiles, factor: float, digits: int
 
 
 def as_json(comparison: Comparison) -> JsonValue:
-    """Everything of every policy, in seconds and per second."""
+    """Returns the results of every policy, in seconds and per second."""
     return {
         policy: {
             "summary": asdict(summary),

@@ -1,6 +1,6 @@
-"""The situations that policies are compared in: what people ask, on which pipeline, what changes.
+"""The scenarios in which policies are compared: load, pipeline, changes during the run.
 
-All run Llama-2-70B in four stages of four H100s each, by measured times.
+All run Llama-2-70B in four stages of four H100s each, with measured times.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from scheduler import SchedulerLimits, split_layers
 from simulator.model.devices import guess_stages, num_layers_of
 from simulator.model.pipeline import LinkSpec, PipelineSpec, SpeedChange, layer_shares
 from simulator.model.stage_times import load_times
-from simulator.results.outcomes import Targets
+from simulator.workload.outcomes import Targets
 from simulator.workload.traces import Lengths, LoadShape, Trace, at_rate, fit, read_trace, synthetic
 
 HARDWARE = "llama2-70b/h100-80gb/4"
@@ -25,14 +25,14 @@ CODE = LoadShape(Lengths(1500, 0.9, 8000), Lengths(20, 0.7, 200))
 BURSTS = replace(CONVERSATION, burstiness=16.0)
 
 TraceMaker = Callable[[int, float, int], Trace]
-"""Requests, their rate, and a seed, to a trace."""
+"""Makes a trace from a number of requests, their rate per second and a seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One situation; `slows_down` says that one stage takes twice as long from the middle on.
+    """One scenario; with `slows_down` a stage takes twice as long from the middle of the trace on.
 
-    The last stage's head costs `head_layers` layers. `usual_rate` is a goodput to expect, from
+    The last stage's head costs `head_layers` layers. `usual_rate` is the expected goodput, at
     which a search starts.
     """
 
@@ -46,7 +46,7 @@ class Scenario:
     usual_rate: float = 10.0
 
     def pipeline_for(self, trace: Trace) -> PipelineSpec:
-        """The pipeline with what happens to it while this trace runs."""
+        """Returns the pipeline with its speed changes for this trace."""
         if not self.slows_down:
             return self.pipeline
         middle = trace[len(trace) // 2].arrival
@@ -54,17 +54,17 @@ class Scenario:
         return replace(self.pipeline, changes=(change,))
 
     def on(self, hardware: str, layers: Sequence[int] | None = None) -> "Scenario":
-        """The same on other stages: those layer counts, or four that are as equal as can be.
+        """Returns the scenario on other stages: of the given layer counts, or four near-equal ones.
 
-        Raises `InvalidRequestError` for hardware that is not known, and for layers that are not
-        the whole model or too few stages for what happens.
+        Raises `InvalidRequestError` for unknown hardware, for layers that do not add up to the
+        model, and for too few stages for the scenario.
         """
         times, num_layers = load_times(hardware), num_layers_of(hardware)
         if layers is None:
             layers = split_layers(num_layers, NUM_STAGES)
         _check_layers(layers, num_layers, hardware)
         if self.slows_down and len(layers) <= SLOWED_STAGE:
-            problem = f"{self.name} slows the second stage down; give two stages or more"
+            problem = f"{self.name} slows down the second stage; pass at least two stages"
             raise InvalidRequestError(field="--plan", problem=problem)
         shares = layer_shares(layers, self.head_layers)
         return replace(
@@ -79,7 +79,7 @@ class Scenario:
 
 
 def make_scenarios() -> dict[str, Scenario]:
-    """All of them by name."""
+    """Returns all scenarios by name."""
     base = Scenario(
         name="steady",
         make_trace=partial(_synthetic, CONVERSATION),
@@ -120,7 +120,7 @@ DEFAULT_LIMITS = SchedulerLimits(
 )
 
 HASH_STRIDE = 1_000_000
-"""More than there are prefix hashes in a recorded trace."""
+"""Greater than any prefix hash of a recorded trace."""
 
 
 def _check_layers(layers: Sequence[int], num_layers: int, hardware: str) -> None:
@@ -129,7 +129,7 @@ def _check_layers(layers: Sequence[int], num_layers: int, hardware: str) -> None
         example = ",".join(map(str, split_layers(num_layers, NUM_STAGES)))
         problem = (
             f"{counts} are {sum(layers)} layers, and {hardware} has {num_layers}; "
-            f"give the layers of each stage, as {example}"
+            f"pass the layers of each stage, as {example}"
         )
         raise InvalidRequestError(field="--plan", problem=problem)
 
@@ -147,9 +147,9 @@ def _flip(num_requests: int, rate: float, seed: int) -> Trace:
 
 
 def _recorded(file: str, num_requests: int, rate: float, seed: int) -> Trace:
-    """A recorded trace at that rate, begun at another request for every seed.
+    """A recorded trace at `rate`, starting at a different request for each seed.
 
-    Where it is too short it comes again, with other prompts of the same lengths.
+    A trace that is too short is repeated, with other prompts of the same lengths.
     """
     with resources.as_file(resources.files("simulator") / "data" / file) as path:
         trace = fit(read_trace(path), DEFAULT_LIMITS.max_model_len)

@@ -1,4 +1,4 @@
-"""Reads recorded traces and makes synthetic ones: who asks when, with how long a prompt and answer.
+"""Reads recorded traces and makes synthetic ones: arrivals, prompt and answer lengths.
 
 Formats: the Azure LLM inference trace (CSV) and Mooncake's (JSON lines, with prefix hashes).
 """
@@ -19,7 +19,7 @@ MOONCAKE_HASH_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request; `prefix_hashes` name its prompt's runs of 512 tokens, equal ones being equal."""
+    """One request; equal `prefix_hashes` denote equal runs of 512 prompt tokens."""
 
     arrival: float
     num_prompt_tokens: int
@@ -27,7 +27,7 @@ class TraceRequest:
     prefix_hashes: tuple[int, ...] = ()
 
     def prompt_ids(self, unique: int) -> tuple[int, ...]:
-        """Tokens that are equal where the hashes are, and `unique` where there are none."""
+        """Returns tokens that are equal where hashes are; `unique` makes the rest distinct."""
         ids: list[int] = []
         for prefix_hash in self.prefix_hashes:
             ids += [prefix_hash] * MOONCAKE_HASH_TOKENS
@@ -44,21 +44,21 @@ class Lengths:
 
     median: float
     sigma: float
-    most: int
+    maximum: int
 
     def draw(self, source: random.Random) -> int:
-        """One length, at least 1."""
+        """Draws one length of at least 1."""
         return max(
-            1, min(self.most, round(source.lognormvariate(math.log(self.median), self.sigma)))
+            1, min(self.maximum, round(source.lognormvariate(math.log(self.median), self.sigma)))
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LoadShape:
-    """What people ask: prompts and answers, and how their arrivals cluster.
+    """The distributions of prompts, answers and arrivals.
 
-    `burstiness` is the squared coefficient of variation of the times between arrivals; 1 is
-    Poisson, more comes in clusters (gamma distributed).
+    `burstiness` is the squared coefficient of variation of the gamma-distributed times between
+    arrivals; 1 is a Poisson process, more gives bursts.
     """
 
     prompt: Lengths
@@ -67,7 +67,7 @@ class LoadShape:
 
 
 def read_trace(path: Path, max_requests: int | None = None) -> Trace:
-    """The requests of a file, the first one arriving at 0. Raises InvalidRequestError."""
+    """Reads a file's requests; the first arrives at 0. Raises `InvalidRequestError`."""
     reader = _read_mooncake if path.suffix == ".jsonl" else _read_azure
     try:
         requests = sorted(reader(path), key=lambda request: request.arrival)
@@ -78,7 +78,7 @@ def read_trace(path: Path, max_requests: int | None = None) -> Trace:
         problem = f"{path} is not {_FORMATS[reader]} ({type(error).__name__}: {error})"
         raise InvalidRequestError(field="--trace", problem=problem) from None
     if not requests:
-        problem = f"{path} has no requests; it is to be {_FORMATS[reader]}"
+        problem = f"{path} has no requests; expected {_FORMATS[reader]}"
         raise InvalidRequestError(field="--trace", problem=problem)
     first = requests[0].arrival
     return tuple(
@@ -87,7 +87,7 @@ def read_trace(path: Path, max_requests: int | None = None) -> Trace:
 
 
 def synthetic(shape: LoadShape, num_requests: int, rate: float, seed: int) -> Trace:
-    """So many requests at `rate` a second."""
+    """Makes `num_requests` requests at a mean of `rate` per second."""
     source = random.Random(seed)
     arrival = 0.0
     requests = []
@@ -98,9 +98,9 @@ def synthetic(shape: LoadShape, num_requests: int, rate: float, seed: int) -> Tr
 
 
 def at_rate(trace: Sequence[TraceRequest], rate: float) -> Trace:
-    """The same requests with their arrivals stretched to a mean of `rate` a second.
+    """Scales the arrivals to a mean of `rate` requests per second.
 
-    Those that all come at the same time stay as they are: nothing can be stretched.
+    Requests that all arrive at the same time are returned unchanged.
     """
     now = mean_rate(trace)
     factor = 1.0 if math.isinf(now) else now / rate
@@ -108,13 +108,13 @@ def at_rate(trace: Sequence[TraceRequest], rate: float) -> Trace:
 
 
 def mean_rate(trace: Sequence[TraceRequest]) -> float:
-    """Requests a second between the first and the last."""
+    """Requests per second between the first and the last arrival."""
     span = trace[-1].arrival - trace[0].arrival
     return (len(trace) - 1) / span if span > 0 else math.inf
 
 
 def fit(trace: Iterable[TraceRequest], max_model_len: int) -> Trace:
-    """The requests cut to a context: answers are cut, and prompts that leave no room for one."""
+    """Truncates requests to `max_model_len`: answers first, then prompts that leave no token."""
     requests = []
     for request in trace:
         num_prompt = min(request.num_prompt_tokens, max_model_len - 1)

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.live_load import simulated, summed_up
 from simulator.model.pacing import PacedModel
 from simulator.model.stage_times import linear_times
-from simulator.results.outcomes import Outcome
+from simulator.workload.outcomes import Outcome
 from simulator.workload.traces import TraceRequest
 
 TIMES = linear_times(fixed=0.04, per_token=1e-4, per_attention=0.0, per_context=0.0)

@@ -1,4 +1,4 @@
-"""Every scheduler is checked at the end of its test."""
+"""Checks the integrity of every scheduler at the end of its test."""
 
 from collections.abc import Iterator
 

@@ -70,7 +70,7 @@ def test_simulate_of_what_is_not_there_says_what_is(
         (("--plan", "79"), "79 are 79 layers, and llama2-70b/h100-80gb/4 has 80"),
         (("--plan", "30,30,30"), "as 20,20,20,20"),
         (("--plan", "20,20,20,20", "--hardware", "bloom-176b/h100-80gb/8"), "as 18,18,17,17"),
-        (("--plan", "80", "--scenario", "slow-stage"), "give two stages or more"),
+        (("--plan", "80", "--scenario", "slow-stage"), "pass at least two stages"),
     ],
 )
 def test_simulate_of_a_plan_that_is_not_the_model_says_what_is(

@@ -1,4 +1,4 @@
-"""One request at a time: what adaptive batching must not cost."""
+"""One request at a time: adaptive batching must not add latency."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Whole replays: everybody gets everything, and nobody beats a limit."""
+"""Whole replays: every request completes, and no figure exceeds its limit."""
 
 import math
 from dataclasses import replace
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scheduler import POLICY_NAMES, StepWork, guess_costs
 from scheduler.policies import PolicyName
 from simulator.model.pipeline import LinkSpec
-from simulator.results.compare import contender, goodput, replay, summary_of
-from simulator.results.goodput import search_goodput
+from simulator.results.compare import contender, goodput, replay, search_goodput, summary_of
 from simulator.workload.scenarios import Scenario, make_scenarios
 from simulator.workload.traces import Lengths, LoadShape, TraceRequest, synthetic
 
@@ -117,7 +116,7 @@ def test_adaptive_when_a_stage_slows_down_knows_within_twenty_cycles() -> None:
     assert costs[1].seconds(decodes) > 1.7 * costs[0].seconds(decodes)
     assert result.insight.stages[1].num_resets >= 1
     after = [span for span in result.spans if span.sent_at > changed_at + 0.5]
-    seconds = [span.journey.done_at - span.sent_at for span in after if span.work.num_decodes]
+    seconds = [span.step_trace.done_at - span.sent_at for span in after if span.work.num_decodes]
     late = [value for value in seconds if value > 1.3 * slow.targets.tpot_seconds]
     assert len(late) < 0.02 * len(seconds)
 

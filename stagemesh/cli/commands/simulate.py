@@ -15,11 +15,11 @@ from scheduler import POLICY_NAMES
 from scheduler.policies import PolicyName
 from simulator.model.pipeline import LinkSpec
 from simulator.results.compare import contender, goodput, replay, summary_of
-from simulator.results.outcomes import Targets
 from simulator.results.report import Comparison, policy_table
 from simulator.results.report import as_json as report_as_json
+from simulator.results.timeline import draw_timeline
+from simulator.workload.outcomes import Targets
 from simulator.workload.scenarios import HARDWARE, Scenario, make_scenarios
-from simulator.workload.timeline import draw_timeline
 from simulator.workload.traces import Trace, at_rate, fit, read_trace
 from stagemesh.cli.options.option_types import Flag, Layers, Picture, Positive, Seconds, between
 from stagemesh.display.render import output_console

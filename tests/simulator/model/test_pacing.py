@@ -1,4 +1,4 @@
-"""Files that say how fast paced workers are."""
+"""Files that set the step times of simulated workers."""
 
 import json
 from pathlib import Path
@@ -44,8 +44,8 @@ def test_pace_linear_adds_up_and_changes_when_a_stage_is_old_enough(tmp_path: Pa
         ({}, "one of hardware and linear"),
         ({"hardware": "abacus"}, "abacus"),
         ({"linear": {"fixed": -1}}, "linear.fixed"),
-        ({"linear": {"per_row": 1}}, "linear.per_row is not known"),
-        ({"linear": {}, "speed": 2}, "speed is not known"),
+        ({"linear": {"per_row": 1}}, "linear.per_row is unknown"),
+        ({"linear": {}, "speed": 2}, "speed is unknown"),
         ({"linear": {}, "changes": [{"when": 3}]}, "changes[0].when"),
     ],
 )

@@ -1,4 +1,4 @@
-"""When a step is where."""
+"""The times of steps in stages and on links."""
 
 import math
 
@@ -36,28 +36,28 @@ def make_spec(
     )
 
 
-def test_journey_through_an_empty_pipeline_takes_every_stage_once() -> None:
-    journey = Pipeline(make_spec(), seed=0).send(0, WORK, now=10.0)
-    assert [visit.started_at for visit in journey.visits] == [10.0, 11.0, 12.0, 13.0]
-    assert journey.done_at == 14.0
+def test_step_in_an_empty_pipeline_visits_every_stage_once() -> None:
+    trace = Pipeline(make_spec(), seed=0).send(0, WORK, now=10.0)
+    assert [visit.started_at for visit in trace.visits] == [10.0, 11.0, 12.0, 13.0]
+    assert trace.done_at == 14.0
 
 
 def test_steps_in_flight_follow_each_other_without_a_gap() -> None:
     pipeline = Pipeline(make_spec(), seed=0)
-    journeys = [pipeline.send(number, WORK, now=0.0) for number in range(3)]
-    assert [journey.done_at for journey in journeys] == [4.0, 5.0, 6.0]
-    assert [journey.visits[0].timing.queue_seconds for journey in journeys] == [0.0, 1.0, 2.0]
-    assert journeys[2].visits[1].timing.idle_seconds == 0.0
+    traces = [pipeline.send(number, WORK, now=0.0) for number in range(3)]
+    assert [trace.done_at for trace in traces] == [4.0, 5.0, 6.0]
+    assert [trace.visits[0].timing.queue_seconds for trace in traces] == [0.0, 1.0, 2.0]
+    assert traces[2].visits[1].timing.idle_seconds == 0.0
 
 
 def test_link_delays_every_hop_and_its_width_holds_steps_up() -> None:
     pipeline = Pipeline(make_spec(LinkSpec(0.5, bytes_per_second=0.5)), seed=0)
-    journeys = [pipeline.send(number, WORK, now=0.0) for number in range(2)]
-    assert journeys[0].visits[1].arrived_at == 1.0 + 2.0 + 0.5
-    assert journeys[1].visits[1].arrived_at == 3.0 + 2.0 + 0.5
-    send = journeys[1].visits[0].timing.send
+    traces = [pipeline.send(number, WORK, now=0.0) for number in range(2)]
+    assert traces[0].visits[1].arrived_at == 1.0 + 2.0 + 0.5
+    assert traces[1].visits[1].arrived_at == 3.0 + 2.0 + 0.5
+    send = traces[1].visits[0].timing.send
     assert send is not None
-    assert [visit.timing.receive_seconds for visit in journeys[1].visits[:2]] == [0.0, 2.0]
+    assert [visit.timing.receive_seconds for visit in traces[1].visits[:2]] == [0.0, 2.0]
     assert (send.step, send.seconds, send.hidden_seconds) == (0, 2.0, 1.0)
 
 

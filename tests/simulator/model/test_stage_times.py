@@ -1,4 +1,4 @@
-"""Times read off the measured table."""
+"""Compute times from the measured table."""
 
 import pytest
 

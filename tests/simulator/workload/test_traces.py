@@ -1,4 +1,4 @@
-"""Traces: read, made, stretched."""
+"""Traces: reading, synthesis, scaling."""
 
 from dataclasses import replace
 from importlib import resources

@@ -1,10 +1,10 @@
-"""Draws who computed what when: one row per stage, bubbles are the gaps."""
+"""Draws the steps of a replay: one row per stage, gaps are bubbles."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.errors import InvalidRequestError
-from simulator.results.outcomes import StepSpan
+from simulator.workload.outcomes import StepSpan
 
 _PROMPT, _DECODE = "#d95f02", "#1b9e77"
 
@@ -14,7 +14,7 @@ def draw_timeline(
 ) -> None:
     """Writes a PNG of the busiest `seconds` in the middle of a replay.
 
-    Raises InvalidRequestError where matplotlib, which only this needs, is not installed.
+    Raises `InvalidRequestError` if matplotlib (extra `plot`) is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -25,10 +25,10 @@ def draw_timeline(
     figure = Figure(figsize=(14, 1 + 0.6 * num_stages), layout="constrained")
     axes = figure.add_subplot()
     for span in spans:
-        if span.journey.done_at < start or span.sent_at > start + seconds:
+        if span.step_trace.done_at < start or span.sent_at > start + seconds:
             continue
         color = _PROMPT if span.work.has_prompts else _DECODE
-        for visit in span.journey.visits:
+        for visit in span.step_trace.visits:
             bar = [(visit.started_at - start, visit.ended_at - visit.started_at)]
             axes.broken_barh(bar, (visit.stage - 0.4, 0.8), facecolor=color, edgecolor="white")
     axes.set_xlim(0, seconds)

@@ -1,17 +1,17 @@
-"""What became of requests and steps in a replay, and which targets they met. Only records."""
+"""Records of a replay: the outcome of each request, the times of each step, latency targets."""
 
 from dataclasses import dataclass
 
 from scheduler import StepWork
-from simulator.model.pipeline import Journey
+from simulator.model.pipeline import StepTrace
 from simulator.workload.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request's end; without times it was refused. Seconds on the simulation's clock.
+    """The outcome of one request, in simulated seconds; a rejected request has no times.
 
-    `num_cached_tokens` of the prompt were in the prefix cache when it first got a slot.
+    `num_cached_tokens` is the part of the prompt that the prefix cache held at its first slot.
     """
 
     request: TraceRequest
@@ -27,7 +27,7 @@ class Outcome:
 
     @property
     def tpot_seconds(self) -> float | None:
-        """Mean time between tokens; None where there is only one."""
+        """Mean time between tokens; None with fewer than two."""
         if self.first_token_at is None or self.finished_at is None or self.num_tokens < 2:
             return None
         return (self.finished_at - self.first_token_at) / (self.num_tokens - 1)
@@ -35,13 +35,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a request is promised, in seconds."""
+    """Latency targets of a request, in seconds."""
 
     ttft_seconds: float = 2.0
     tpot_seconds: float = 0.1
 
     def met(self, outcome: Outcome) -> bool:
-        """Whether both were kept; a refused request kept none."""
+        """Whether both targets are met; a rejected request meets none."""
         ttft, tpot = outcome.ttft_seconds, outcome.tpot_seconds
         if ttft is None:
             return False
@@ -50,9 +50,9 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """One step: what it carried, when it left, and where it was when."""
+    """One step: its work, when it was sent, and when each stage computed it."""
 
     number: int
     work: StepWork
     sent_at: float
-    journey: Journey
+    step_trace: StepTrace
