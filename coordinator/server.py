@@ -15,14 +15,14 @@ from grpc_reflection.v1alpha import reflection
 from coordinator.activity_log import log_summaries
 from coordinator.api.grpc.inference_service import InferenceService
 from coordinator.api.grpc.mesh_service import MeshService
-from coordinator.api.grpc.message_size_limit import SizeGuard
+from coordinator.api.grpc.message_size_limit import MessageSizeLimit
 from coordinator.api.grpc.operations_service import OperationsService
 from coordinator.api.http.app import make_app
 from coordinator.api.http.server import HttpServer
 from coordinator.coordinator import Coordinator
 from coordinator.options import CoordinatorOptions
-from coordinator.security.authentication import GrpcGuard
-from coordinator.security.listen_policy import check_access
+from coordinator.security.authentication import GrpcAuthentication
+from coordinator.security.listen_policy import check_listen_addresses
 from protos import inference_pb2, inference_pb2_grpc, mesh_pb2, mesh_pb2_grpc
 from runtime.host import process
 from runtime.host.logs import get_logger
@@ -71,7 +71,7 @@ async def serve_coordinator(
     started: asyncio.Future[Addresses] | None = None,
 ) -> None:
     """Serves until `stop` is set; `started` gets the bound addresses."""
-    check_access(options)
+    check_listen_addresses(options)
     coordinator = Coordinator(options)
     mesh_service = _make_mesh_service(coordinator)
     health_servicer = health.aio.HealthServicer()
@@ -142,8 +142,8 @@ def _make_api(
 ) -> grpc.aio.Server:
     options = coordinator.options
     api = channels.make_server(
-        GrpcGuard(coordinator.keys, options.protect_state),
-        SizeGuard(options.max_request_bytes),
+        GrpcAuthentication(coordinator.keys, options.protect_state),
+        MessageSizeLimit(options.max_request_bytes),
         count_call=count_calls(coordinator.metrics),
     )
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(coordinator.admission), api)

@@ -33,7 +33,7 @@ CURRENT_TENANT: ContextVar[Tenant] = ContextVar("tenant", default=ANONYMOUS)
 """Whose gRPC call runs: an interceptor has no other way to tell its handler."""
 
 
-class HttpGuard:
+class HttpAuthentication:
     """ASGI middleware within the edge; it puts `tenant` into the request's state."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, protect_state: bool) -> None:
@@ -49,7 +49,7 @@ class HttpGuard:
         await self._app(scope, receive, send)
 
 
-class GrpcGuard(grpc.aio.ServerInterceptor):
+class GrpcAuthentication(grpc.aio.ServerInterceptor):
     """Refuses calls without a key; the message of a refused call is not even decoded."""
 
     def __init__(self, keys: ApiKeys, protect_state: bool) -> None:

@@ -10,7 +10,7 @@ from runtime.errors import UnprotectedApiError, WorkerRefusedError
 from runtime.rpc.tls import DialPolicy, check_mesh_address
 
 
-def check_access(options: CoordinatorOptions) -> None:
+def check_listen_addresses(options: CoordinatorOptions) -> None:
     """Refuses listeners that would serve anybody without a word, and keys that cannot be read.
 
     Raises `UnprotectedApiError`, `InsecureMeshError` or `KeyFileError`.

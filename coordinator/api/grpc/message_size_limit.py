@@ -9,7 +9,7 @@ import grpc.aio
 from runtime.errors import RequestTooLargeError
 
 
-class SizeGuard(grpc.aio.ServerInterceptor):
+class MessageSizeLimit(grpc.aio.ServerInterceptor):
     """Refuses large messages, because decoding one holds up the event loop, and every thread.
 
     gRPC's own limit, which is higher and covers what the mesh sends, ends calls without our error.

@@ -1,71 +1,69 @@
-"""Owns /v1/chat/completions: its parameters, and what its answers look like."""
+"""The route /v1/chat/completions: its parameters and the JSON of its responses."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from coordinator.api.http.json_reader import Fields, as_object, refuse, text
-from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
+from coordinator.api.http.request_parser import parse_delivery, parse_max_tokens, parse_request
 from coordinator.api.http.response_builder import JSON, ChoiceAccumulator, ParsedCall, finish_name
 from coordinator.output.token_bytes import TokenBytes
-from coordinator.requests.validation import check_chat
 from coordinator.tokenization.model_info import ServedModel
 from runtime.protocol.inference_types import Chat, ChatMessage, Token, Update
 
 
 def parse_chat(fields: Fields, request_id: str) -> ParsedCall:
-    """What the body asks for."""
-    prompt = take_chat(fields)
-    delivery = take_delivery(fields)
+    """The request of a body; raises `InvalidRequestError` or `UnsupportedParameterError`."""
+    prompt = parse_conversation(fields)
+    delivery = parse_delivery(fields)
     has_logprobs = fields.boolean("logprobs")
     num_top = fields.integer("top_logprobs")
     if num_top and not has_logprobs:
         refuse("top_logprobs", "means nothing without logprobs: true")
-    max_tokens = take_max_tokens(fields, default=None)
-    request, names = take_request(fields, request_id, (prompt,), max_tokens, num_top or 0)
+    max_tokens = parse_max_tokens(fields, default=None)
+    request, names = parse_request(fields, request_id, (prompt,), max_tokens, num_top or 0)
     names["num_logprobs"] = "top_logprobs"
-    return ParsedCall(request, delivery, lambda model: ChatForm(model, has_logprobs), names)
+    return ParsedCall(
+        request, delivery, lambda model: ChatResponseBuilder(model, has_logprobs), names
+    )
 
 
-def take_chat(fields: Fields) -> Chat:
-    """The conversation and how it ends."""
-    messages = _take_messages(fields)
-    asked = fields.take("add_generation_prompt")
+def parse_conversation(fields: Fields) -> Chat:
+    """`messages`, `add_generation_prompt` and `continue_final_message`."""
+    messages = _parse_messages(fields)
+    asked = fields.pop("add_generation_prompt")
     if asked is not None and not isinstance(asked, bool):
         refuse("add_generation_prompt", "must be true or false")
-    prompt = Chat(messages, asked, fields.boolean("continue_final_message"))
-    check_chat(prompt)
-    return prompt
+    return Chat(messages, asked, fields.boolean("continue_final_message"))
 
 
-def _take_messages(fields: Fields) -> tuple[ChatMessage, ...]:
-    """The conversation."""
+def _parse_messages(fields: Fields) -> tuple[ChatMessage, ...]:
     items = fields.items("messages")
     if items is None:
         refuse("messages", "is missing")
-    return tuple(_message(item, f"messages[{index}]") for index, item in enumerate(items))
+    return tuple(_parse_message(item, f"messages[{index}]") for index, item in enumerate(items))
 
 
-def _message(value: object, name: str) -> ChatMessage:
+def _parse_message(value: object, name: str) -> ChatMessage:
     fields = as_object(value, name)
     role = fields.text("role")
     if not role:
         refuse(f"{name}.role", "is missing")
-    content = _content(fields.take("content"), f"{name}.content")
-    fields.refuse_unsupported({"refusal": (), "tool_calls": ([],), "annotations": ([],)})
+    content = _parse_content(fields.pop("content"), f"{name}.content")
+    fields.accept_only_neutral({"refusal": (), "tool_calls": ([],), "annotations": ([],)})
     fields.end()
     return ChatMessage(role, content)
 
 
-def _content(value: object, name: str) -> str:
-    """A string, or parts that are all text."""
+def _parse_content(value: object, name: str) -> str:
+    """The text of `content`: a string, or a list of text parts."""
     if isinstance(value, str):
         return text(value, name)
     if not isinstance(value, list):
         refuse(name, "must be a string or a list of text parts")
-    return "".join(_part(part, f"{name}[{index}]") for index, part in enumerate(value))
+    return "".join(_parse_part(part, f"{name}[{index}]") for index, part in enumerate(value))
 
 
-def _part(value: object, name: str) -> str:
+def _parse_part(value: object, name: str) -> str:
     fields = as_object(value, name)
     kind = fields.text("type")
     if kind != "text":
@@ -75,8 +73,8 @@ def _part(value: object, name: str) -> str:
     return content if content is not None else refuse(f"{name}.text", "is missing")
 
 
-class ChatForm:
-    """Messages, and deltas of messages."""
+class ChatResponseBuilder:
+    """Whole messages, or deltas of messages in a stream."""
 
     name: Final = "chat.completion"
     chunk_name: Final = "chat.completion.chunk"
@@ -87,11 +85,11 @@ class ChatForm:
         self._texts = TokenBytes(model.tokenizer) if has_logprobs else None
 
     def openings(self, index: int) -> Iterator[JSON]:
-        """The role comes first, and once."""
+        """The role, once."""
         yield _delta(index, {"role": "assistant", "content": ""}, None, None)
 
     def chunks(self, index: int, update: Update) -> Iterator[JSON]:
-        """The text with its tokens, then the end."""
+        """The text with its tokens, then the finish reason."""
         logprobs = self._logprobs(update.tokens)
         if update.text or logprobs:
             yield _delta(index, {"content": update.text}, logprobs, None)
@@ -99,7 +97,7 @@ class ChatForm:
             yield _delta(index, {}, None, finish_name(update.finish))
 
     def choice(self, index: int, answer: ChoiceAccumulator) -> JSON:
-        """One message."""
+        """A whole message."""
         return {
             "index": index,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},

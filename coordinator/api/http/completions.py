@@ -1,29 +1,29 @@
-"""Owns /v1/completions: its parameters, and what its answers look like."""
+"""The route /v1/completions: its parameters and the JSON of its responses."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from coordinator.api.http.json_reader import Fields, integer, refuse, text
-from coordinator.api.http.request_parser import take_delivery, take_max_tokens, take_request
+from coordinator.api.http.request_parser import parse_delivery, parse_max_tokens, parse_request
 from coordinator.api.http.response_builder import JSON, ChoiceAccumulator, ParsedCall, finish_name
 from coordinator.output.detokenizer import PromptEcho
 from coordinator.output.token_bytes import TokenBytes
 from coordinator.tokenization.model_info import ServedModel
 from runtime.protocol.inference_types import Prompt, PromptToken, Token, TokenIds, Update
 
-# OpenAI's default at this path, and only here.
+# OpenAI's default at this route; chat has none.
 _DEFAULT_MAX_TOKENS: Final = 16
 
 
 def parse_completion(fields: Fields, request_id: str) -> ParsedCall:
-    """What the body asks for."""
-    prompts = _prompts(fields.take("prompt"))
-    delivery = take_delivery(fields)
+    """The request of a body; raises `InvalidRequestError` or `UnsupportedParameterError`."""
+    prompts = _parse_prompts(fields.pop("prompt"))
+    delivery = parse_delivery(fields)
     echo = fields.boolean("echo")
     num_logprobs = fields.integer("logprobs")
-    max_tokens = take_max_tokens(fields, _DEFAULT_MAX_TOKENS)
-    request, names = take_request(fields, request_id, prompts, max_tokens, num_logprobs or 0)
+    max_tokens = parse_max_tokens(fields, _DEFAULT_MAX_TOKENS)
+    request, names = parse_request(fields, request_id, prompts, max_tokens, num_logprobs or 0)
     names |= {"num_logprobs": "logprobs", "num_prompt_logprobs": "logprobs"}
     if echo:
         sampling = replace(request.sampling, num_prompt_logprobs=num_logprobs)
@@ -31,15 +31,15 @@ def parse_completion(fields: Fields, request_id: str) -> ParsedCall:
     return ParsedCall(
         request,
         delivery,
-        lambda model: CompletionForm(
+        lambda model: CompletionResponseBuilder(
             model, prompts if echo else (), request.num_choices, num_logprobs is not None
         ),
         names,
     )
 
 
-def _prompts(value: object) -> tuple[Prompt, ...]:
-    """A string, token ids, or a list of either."""
+def _parse_prompts(value: object) -> tuple[Prompt, ...]:
+    """`prompt`: a string, token ids, or a list of either."""
     if isinstance(value, str):
         return (text(value, "prompt"),)
     if not isinstance(value, list):
@@ -47,22 +47,22 @@ def _prompts(value: object) -> tuple[Prompt, ...]:
     if value and isinstance(value[0], str):
         return tuple(text(item, f"prompt[{i}]") for i, item in enumerate(value))
     if value and isinstance(value[0], list):
-        return tuple(_token_prompt(item, f"prompt[{i}]") for i, item in enumerate(value))
-    return (_token_prompt(value, "prompt"),)
+        return tuple(_parse_token_ids(item, f"prompt[{i}]") for i, item in enumerate(value))
+    return (_parse_token_ids(value, "prompt"),)
 
 
-def _token_prompt(value: object, name: str) -> TokenIds:
+def _parse_token_ids(value: object, name: str) -> TokenIds:
     if not isinstance(value, list):
         refuse(name, "must be token ids, as the first of the list is")
-    # Types first: a loop over a million ids would hold up the event loop.
+    # One set of types: a Python loop over a million ids would block the event loop.
     if set(map(type, value)) - {int}:
         wrong = next(index for index, item in enumerate(value) if type(item) is not int)
         integer(value[wrong], f"{name}[{wrong}]")
     return TokenIds(tuple(value))
 
 
-class CompletionForm:
-    """Text, and pieces of text; the prompts of `echo` come first."""
+class CompletionResponseBuilder:
+    """Whole texts, or pieces of text in a stream; with `echo` the prompts come first."""
 
     name: Final = "text_completion"
     chunk_name: Final = "text_completion"
@@ -71,24 +71,24 @@ class CompletionForm:
     def __init__(
         self, model: ServedModel, echo: tuple[Prompt, ...], num_choices: int, has_logprobs: bool
     ) -> None:
-        """`echo` are the prompts, each with `num_choices` answers, or nothing."""
+        """`echo` holds the prompts, each with `num_choices` answers; it is empty without `echo`."""
         self.model_name = model.name
         self._tokenizer = model.tokenizer
         self._echo = echo
         self._num_choices = num_choices
         self._texts = TokenBytes(model.tokenizer) if has_logprobs else None
         self._offsets: dict[int, int] = {}
-        # By choice, while a stream has not told its whole prompt.
+        # By choice, until the stream has sent the whole prompt.
         self._open: dict[int, PromptEcho] = {}
 
     def openings(self, index: int) -> Iterator[JSON]:
-        """The echoed prompt, but for what the answer may change of its last character."""
+        """The echoed prompt, without what the answer may still change of its last character."""
         if self._echo:
             echo = self._open[index] = self._prompt_echo(index)
             yield _choice(index, echo.opening(), None, None)
 
     def chunks(self, index: int, update: Update) -> Iterator[JSON]:
-        """The text with its tokens, and the end with the last of it."""
+        """The text with its tokens; the last one has the finish reason."""
         logprobs = self._logprobs(index, (*update.prompt_tokens, *update.tokens))
         reason = finish_name(update.finish)
         content = self._end_of_prompt(index, update) + update.text
@@ -96,7 +96,7 @@ class CompletionForm:
             yield _choice(index, content, logprobs, reason)
 
     def choice(self, index: int, answer: ChoiceAccumulator) -> JSON:
-        """One text."""
+        """A whole text."""
         whole = answer.text
         if self._echo:
             echo = self._prompt_echo(index)
@@ -112,10 +112,10 @@ class CompletionForm:
             case TokenIds(token_ids):
                 return PromptEcho(self._tokenizer, token_ids)
             case other:
-                raise AssertionError(other)  # `_prompts` makes no others
+                raise AssertionError(other)  # `_parse_prompts` returns no chats
 
     def _end_of_prompt(self, index: int, update: Update) -> str:
-        """What the opening left out, with the first text that comes behind it."""
+        """The rest of the echoed prompt, returned with the first text after it."""
         echo = self._open.get(index)
         if echo is None:
             return ""
@@ -126,7 +126,7 @@ class CompletionForm:
         return echo.rest()
 
     def _logprobs(self, index: int, tokens: Sequence[Token | PromptToken]) -> JSON | None:
-        """`text_offset` counts characters of the answer so far, by the tokens' own texts.
+        """`text_offset` is the number of characters before a token, by the tokens' own texts.
 
         The first token of an echoed prompt has no log-probabilities.
         """

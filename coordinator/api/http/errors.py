@@ -1,4 +1,4 @@
-"""Owns what an error looks like to an HTTP client: OpenAI's shape, status and headers."""
+"""HTTP responses of errors: OpenAI's JSON shape, status and headers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ _TYPES: Final = {
 
 
 def error_body(error: StagemeshError) -> dict[str, Any]:
-    """The JSON that tells of `error`; `param` names the field at fault, if one is."""
+    """The error in OpenAI's JSON shape; `param` is the field at fault or null."""
     field = (
         error.field if isinstance(error, InvalidRequestError | UnsupportedParameterError) else None
     )
@@ -42,7 +42,7 @@ def error_body(error: StagemeshError) -> dict[str, Any]:
 
 
 def error_response(error: StagemeshError) -> JSONResponse:
-    """The whole response, with `Retry-After` where another try makes sense."""
+    """The whole response, with `Retry-After` where another attempt can succeed."""
     headers = {}
     if error.retry_after_seconds is not None:
         headers["retry-after"] = str(error.retry_after_seconds)
@@ -53,12 +53,12 @@ def error_response(error: StagemeshError) -> JSONResponse:
     return JSONResponse(error_body(error), error.http_status, headers)
 
 
-def from_routing(error: HTTPException, path: str, method: str) -> StagemeshError:
-    """What Starlette's router refuses: a method that a path does not take."""
+def routing_error(error: HTTPException, path: str, method: str) -> StagemeshError:
+    """Starlette's error for a method that a path does not have, as ours."""
     allowed = (error.headers or {}).get("Allow", "GET")
     return MethodNotAllowedError(path=path[:200], method=method[:20], allowed=allowed)
 
 
 def rename_field(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
-    """The error with the field's name at this API."""
+    """The error with the field's name at the HTTP API."""
     return replace(error, field=names.get(error.field, error.field))

@@ -1,6 +1,7 @@
-"""Owns how a JSON body is read: field by field, each by its type, and nothing is ignored.
+"""Reads JSON bodies field by field, each with its type; a field that was not read is refused.
 
-A field that nobody took is refused by its name. It knows no field's meaning.
+Written by hand because errors keep OpenAI's shape: `param` is the path of the field at fault, an
+unknown field has a code of its own, and `null` means the same as an absent field.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from runtime.errors import (
 
 BODY_SECONDS: Final = 30.0
 
-# Lists and objects in a body: four times what the longest conversation has, read in some 10 ms.
+# Lists and objects in a body: four times those of the longest conversation, parsed in about 10 ms.
 MAX_CONTAINERS: Final = 1 << 16
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
@@ -30,36 +31,36 @@ _KINDS: Final = {bool: "true or false", str: "a string", list: "a list", dict: "
 
 
 class Fields:
-    """One JSON object; `null` is the same as an absent field."""
+    """One JSON object; `null` means the same as an absent field."""
 
     def __init__(self, values: Mapping[str, object], path: str = "") -> None:
-        """`path` is what comes before the names in messages, such as `messages[0].`."""
+        """`path` is the prefix of field names in errors, such as `messages[0].`."""
         self._values = dict(values)
         self._path = path
 
-    def take(self, name: str) -> object:
-        """The field as JSON has it; it counts as read."""
+    def pop(self, name: str) -> object:
+        """The field's value as JSON has it; the field counts as read."""
         return self._values.pop(name, None)
 
     def names(self) -> list[str]:
-        """What has not been read yet."""
+        """The fields that have not been read yet."""
         return list(self._values)
 
     def boolean(self, name: str, *, default: bool = False) -> bool:
-        """True or false."""
-        value = self.take(name)
+        """A boolean."""
+        value = self.pop(name)
         if value is None:
             return default
         return value if isinstance(value, bool) else self._refuse_kind(name, bool)
 
     def integer(self, name: str) -> int | None:
-        """A whole number that 64 bits hold."""
-        value = self.take(name)
+        """A whole number that fits 64 bits."""
+        value = self.pop(name)
         return None if value is None else integer(value, self._path + name)
 
     def number(self, name: str) -> float | None:
         """A number."""
-        value = self.take(name)
+        value = self.pop(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -71,32 +72,32 @@ class Fields:
 
     def text(self, name: str) -> str | None:
         """A string."""
-        value = self.take(name)
+        value = self.pop(name)
         return None if value is None else text(value, self._path + name)
 
     def items(self, name: str) -> list[object] | None:
         """A list of anything."""
-        value = self.take(name)
+        value = self.pop(name)
         if value is None:
             return None
         return value if isinstance(value, list) else self._refuse_kind(name, list)
 
     def nested(self, name: str) -> "Fields | None":
-        """An object inside this one; the caller ends it too."""
-        value = self.take(name)
+        """An object inside this one; the caller calls its `end` as well."""
+        value = self.pop(name)
         return None if value is None else as_object(value, self._path + name)
 
-    def refuse_unsupported(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
-        """Takes known fields that ask for nothing: each has one of its `neutral` values."""
+    def accept_only_neutral(self, neutral: Mapping[str, tuple[object, ...]]) -> None:
+        """Reads fields that are not supported; each must have one of its neutral values."""
         for name, values in neutral.items():
-            value = self.take(name)
+            value = self.pop(name)
             if value is not None and value not in values:
                 hint = " or ".join(json.dumps(value) for value in values)
                 problem = f"is not supported; leave it out{f' or send {hint}' if hint else ''}"
                 raise UnsupportedParameterError(field=self._path + name, problem=problem)
 
     def end(self) -> None:
-        """Nothing may be left. Raises `UnsupportedParameterError`."""
+        """Raises `UnsupportedParameterError` for a field that was not read."""
         for name, value in self._values.items():
             if value is not None:
                 problem = "is not a parameter that this server knows"
@@ -112,14 +113,14 @@ def refuse(name: str, problem: str) -> NoReturn:
 
 
 def integer(value: object, name: str) -> int:
-    """`value` if it is a whole number that 64 bits hold."""
+    """`value` if it is a whole number that fits 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int):
         refuse(name, "must be a whole number")
     return value if abs(value) < _MAX_INTEGER else refuse(name, "does not fit 64 bits")
 
 
 def text(value: object, name: str) -> str:
-    """`value` if it is a string that UTF-8 can carry."""
+    """`value` if it is a string that UTF-8 can encode."""
     if not isinstance(value, str):
         refuse(name, "must be a string")
     try:
@@ -130,7 +131,7 @@ def text(value: object, name: str) -> str:
 
 
 def as_object(value: object, name: str) -> Fields:
-    """`value` if it is an object."""
+    """The fields of `value` if it is an object."""
     if not isinstance(value, dict):
         refuse(name, "must be an object")
     return Fields(value, f"{name}.")
@@ -140,7 +141,7 @@ async def read_fields(request: Request, max_bytes: int) -> Fields:
     """The body's fields.
 
     Raises `UnsupportedMediaTypeError`, `RequestTooLargeError`, `SlowRequestError`, or
-    `InvalidRequestError` for what is no JSON object.
+    `InvalidRequestError` for a body that is not a JSON object.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -160,9 +161,9 @@ async def read_fields(request: Request, max_bytes: int) -> Fields:
 
 
 def _num_containers(body: bytes) -> int:
-    """Lists and objects; not exact while there are few enough.
+    """Lists and objects in a body; an upper bound where it is at most `MAX_CONTAINERS`.
 
-    Making them is what takes longest of reading JSON, and nothing else has its turn meanwhile.
+    Their creation dominates the time of JSON parsing, which blocks the event loop.
     """
     num_brackets = body.count(b"[") + body.count(b"{")
     if num_brackets <= MAX_CONTAINERS:

@@ -1,7 +1,7 @@
-"""Owns what every HTTP exchange has in common: its ids, its headers, and the end of its errors.
+"""Middleware of all HTTP exchanges: request id, trace id, common headers and error responses.
 
-It is the boundary: nothing but a bug in a response that has begun gets past it, which closes the
-connection, so that a client never takes a torn answer for a whole one.
+Every exception becomes an error response. A failure after a response has begun closes the
+connection instead, so that a client never takes a partial response for a whole one.
 """
 
 import re
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.api.http.errors import error_response, from_routing
+from coordinator.api.http.errors import error_response, routing_error
 from coordinator.requests.validation import check_request_id
 from runtime.errors import StagemeshError, find_error
 from runtime.host.logs import get_logger
@@ -32,46 +32,46 @@ _log = get_logger()
 
 
 class RequestContextMiddleware:
-    """ASGI middleware around the routes; it puts `request_id` into the request's state."""
+    """ASGI middleware around the routes; sets `request_id` in the request's state."""
 
-    def __init__(self, app: ASGIApp, note_answer: Callable[[str, int], None]) -> None:
-        """`note_answer` is told the path and the status of every answer."""
+    def __init__(self, app: ASGIApp, count_response: Callable[[str, int], None]) -> None:
+        """`count_response` is called with the path and the status of every response."""
         self._app = app
-        self._note_answer = note_answer
+        self._count_response = count_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One exchange."""
+        """Handles one exchange."""
         headers = Headers(scope=scope)
         request_id = headers.get(REQUEST_ID) or uuid.uuid4().hex
-        exchange = _Exchange(send, {REQUEST_ID: request_id})
+        sender = _ResponseSender(send, {REQUEST_ID: request_id})
         trace = _TRACEPARENT.fullmatch(headers.get(TRACEPARENT, ""))
         if trace is not None:
-            exchange.headers[TRACEPARENT] = trace[0]
+            sender.headers[TRACEPARENT] = trace[0]
             structlog.contextvars.bind_contextvars(trace_id=trace[1])
-        # What makes Starlette's router raise for a wrong method instead of answering in plain text.
+        # With an `app`, Starlette's router raises for a wrong method instead of sending plain text.
         scope["app"] = self
         scope["state"] = {"request_id": request_id}
         try:
             try:
                 check_request_id(request_id)
             except StagemeshError:
-                exchange.headers[REQUEST_ID] = uuid.uuid4().hex
+                sender.headers[REQUEST_ID] = uuid.uuid4().hex
                 raise
-            await self._app(scope, receive, exchange.send)
+            await self._app(scope, receive, sender.send)
         except ClientDisconnect:
             _log.info("client_left", path=scope["path"], request_id=request_id)
-        except Exception as exc:  # the API's boundary
+        except Exception as exc:  # the boundary of the API
             error = _explain(exc, scope)
-            if exchange.has_started:
+            if sender.has_started:
                 raise
-            await error_response(error)(scope, receive, exchange.send)
+            await error_response(error)(scope, receive, sender.send)
         finally:
-            if exchange.has_started:
-                self._note_answer(scope["path"], exchange.status)
+            if sender.has_started:
+                self._count_response(scope["path"], sender.status)
 
 
-class _Exchange:
-    """The response's way out: adds the headers, and knows whether it has begun."""
+class _ResponseSender:
+    """Sends the response with the common headers and records whether it has begun."""
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self.headers = headers
@@ -91,7 +91,7 @@ class _Exchange:
 def _explain(exc: Exception, scope: Scope) -> StagemeshError:
     path, method = scope["path"], scope["method"]
     if isinstance(exc, HTTPException):
-        return from_routing(exc, path, method)
+        return routing_error(exc, path, method)
     error = find_error(exc)
     if error is None:
         _log.error("http_failed", path=path, method=method, exc_info=exc)

@@ -1,14 +1,14 @@
-"""Owns the generation parameters that chat and completions share, from JSON to a request.
+"""Parses the generation parameters that chat and completions share.
 
-What OpenAI knows and this server does not offer is listed here, with the values that ask for
-nothing.
+OpenAI's parameters that this server does not support are listed with their neutral values, which
+are accepted.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 from coordinator.api.http.json_reader import Fields, integer, refuse, text
-from coordinator.api.http.response_format import take_structured_output
+from coordinator.api.http.response_format import parse_structured_output
 from runtime.protocol.inference_types import (
     GenerationRequest,
     Prompt,
@@ -16,7 +16,7 @@ from runtime.protocol.inference_types import (
     Scheduling,
 )
 
-# Field -> the values that mean what its absence means.
+# Field -> the values that mean the same as its absence.
 NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
     "best_of": (1,),
@@ -35,7 +35,7 @@ NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "web_search_options": (),
 }
 
-# Fields of `GenerationRequest` that have another name at this API.
+# Fields of `GenerationRequest` that have another name at the HTTP API.
 _FIELD_NAMES: Final = {
     "prompts": "prompt",
     "num_choices": "n",
@@ -44,15 +44,15 @@ _FIELD_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How a client wants its answer sent."""
+    """How the response is sent."""
 
     stream: bool
     include_usage: bool
-    # On every event, not the last alone.
+    # Usage on every event instead of the last one only.
     continuous_usage: bool = False
 
 
-def take_delivery(fields: Fields) -> Delivery:
+def parse_delivery(fields: Fields) -> Delivery:
     """`stream` and `stream_options`."""
     stream = fields.boolean("stream")
     options = fields.nested("stream_options")
@@ -68,86 +68,86 @@ def take_delivery(fields: Fields) -> Delivery:
     return Delivery(stream, include_usage, continuous_usage)
 
 
-def take_request(
+def parse_request(
     fields: Fields,
     request_id: str,
     prompts: tuple[Prompt, ...],
     max_tokens: int | None,
     num_logprobs: int,
 ) -> tuple[GenerationRequest, dict[str, str]]:
-    """What is left of the body, and how fields of the request are called at this API.
+    """The request, and the names of its fields at the HTTP API where they differ.
 
-    Raises `UnsupportedParameterError` for what means nothing here.
+    Reads all remaining fields; raises `UnsupportedParameterError` for an unknown one.
     """
-    # Names the end user for whoever runs a service; it changes no answer.
+    # Identifies an end user to the operator of a service; it has no effect.
     fields.text("user")
-    structured_output, structured_name = take_structured_output(fields)
+    structured_output, structured_name = parse_structured_output(fields)
     request = GenerationRequest(
         prompts=prompts,
         request_id=request_id,
         model=fields.text("model") or "",
-        sampling=_take_sampling(fields, num_logprobs),
+        sampling=_parse_sampling(fields, num_logprobs),
         max_tokens=max_tokens,
         ignore_eos=fields.boolean("ignore_eos"),
-        stop_token_ids=_take_ids(fields, "stop_token_ids"),
-        stop=_take_stop(fields),
-        include_stop=_take_include_stop(fields),
-        num_choices=_take_integer(fields, "n", default=1),
-        min_tokens=_take_integer(fields, "min_tokens", default=0),
+        stop_token_ids=_parse_ids(fields, "stop_token_ids"),
+        stop=_parse_stop(fields),
+        include_stop=_parse_include_stop(fields),
+        num_choices=_integer(fields, "n", default=1),
+        min_tokens=_integer(fields, "min_tokens", default=0),
         structured_output=structured_output,
-        scheduling=_take_scheduling(fields),
+        scheduling=_parse_scheduling(fields),
     )
-    fields.refuse_unsupported(NEUTRAL)
+    fields.accept_only_neutral(NEUTRAL)
     fields.end()
     return request, {**_FIELD_NAMES, "structured_output": structured_name}
 
 
-def take_max_tokens(fields: Fields, default: int | None) -> int | None:
-    """`max_tokens`, or `max_completion_tokens`, its newer name."""
+def parse_max_tokens(fields: Fields, default: int | None) -> int | None:
+    """`max_tokens` or its newer name `max_completion_tokens`."""
     old, new = fields.integer("max_tokens"), fields.integer("max_completion_tokens")
     if None not in (old, new) and old != new:
         refuse("max_completion_tokens", f"is {new}, but max_tokens is {old}; send one of them")
     return next((value for value in (new, old) if value is not None), default)
 
 
-def _take_sampling(fields: Fields, num_logprobs: int) -> Sampling:
-    """OpenAI's default for `temperature` is 1, not greedy."""
+def _parse_sampling(fields: Fields, num_logprobs: int) -> Sampling:
+    """OpenAI's default of `temperature` is 1; the gRPC API's is 0, greedy."""
     return Sampling(
-        temperature=_take_number(fields, "temperature", default=1.0),
-        top_k=_take_integer(fields, "top_k", default=0),
-        top_p=_take_number(fields, "top_p", default=1.0),
-        min_p=_take_number(fields, "min_p", default=0.0),
+        temperature=_number(fields, "temperature", default=1.0),
+        top_k=_integer(fields, "top_k", default=0),
+        top_p=_number(fields, "top_p", default=1.0),
+        min_p=_number(fields, "min_p", default=0.0),
         seed=fields.integer("seed"),
         num_logprobs=num_logprobs,
-        presence_penalty=_take_number(fields, "presence_penalty", default=0.0),
-        frequency_penalty=_take_number(fields, "frequency_penalty", default=0.0),
-        repetition_penalty=_take_number(fields, "repetition_penalty", default=1.0),
-        logit_bias=_take_logit_bias(fields),
+        presence_penalty=_number(fields, "presence_penalty", default=0.0),
+        frequency_penalty=_number(fields, "frequency_penalty", default=0.0),
+        repetition_penalty=_number(fields, "repetition_penalty", default=1.0),
+        logit_bias=_parse_logit_bias(fields),
     )
 
 
-def _take_scheduling(fields: Fields) -> Scheduling:
+def _parse_scheduling(fields: Fields) -> Scheduling:
     return Scheduling(
-        priority=_take_integer(fields, "priority", default=0),
+        priority=_integer(fields, "priority", default=0),
         ttft_target_seconds=fields.number("ttft_target_seconds"),
         tpot_target_seconds=fields.number("tpot_target_seconds"),
         cache_salt=fields.text("cache_salt") or "",
     )
 
 
-def _take_number(fields: Fields, name: str, default: float) -> float:
+def _number(fields: Fields, name: str, default: float) -> float:
     value = fields.number(name)
     return default if value is None else value
 
 
-def _take_integer(fields: Fields, name: str, default: int) -> int:
+def _integer(fields: Fields, name: str, default: int) -> int:
     value = fields.integer(name)
     return default if value is None else value
 
 
-def _take_stop(fields: Fields) -> tuple[str, ...]:
-    """One text, or a list of them."""
-    value = fields.take("stop")
+def _parse_stop(fields: Fields) -> tuple[str, ...]:
+    """`stop`: a text or a list of texts."""
+    value = fields.pop("stop")
     if value is None or isinstance(value, str):
         return () if value is None else (text(value, "stop"),)
     if not isinstance(value, list):
@@ -155,14 +155,14 @@ def _take_stop(fields: Fields) -> tuple[str, ...]:
     return tuple(text(item, f"stop[{index}]") for index, item in enumerate(value))
 
 
-def _take_include_stop(fields: Fields) -> bool:
-    """Also under the name that vLLM's clients send."""
-    mine = fields.boolean("include_stop")
-    return fields.boolean("include_stop_str_in_output", default=mine)
+def _parse_include_stop(fields: Fields) -> bool:
+    """`include_stop`, or `include_stop_str_in_output`, which is vLLM's name."""
+    include_stop = fields.boolean("include_stop")
+    return fields.boolean("include_stop_str_in_output", default=include_stop)
 
 
-def _take_logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
-    """An object of token ids, which JSON wants as strings, and numbers."""
+def _parse_logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    """`logit_bias`: an object with token ids as names, which JSON has as strings."""
     biases = fields.nested("logit_bias")
     if biases is None:
         return ()
@@ -170,10 +170,10 @@ def _take_logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
     for name in biases.names():
         if not (name.isascii() and name.isdecimal() and len(name) < 20):
             refuse(f"logit_bias.{name[:100]}", "is not a token id")
-        pairs.append((int(name), _take_number(biases, name, default=0.0)))
+        pairs.append((int(name), _number(biases, name, default=0.0)))
     return tuple(pairs)
 
 
-def _take_ids(fields: Fields, name: str) -> tuple[int, ...]:
+def _parse_ids(fields: Fields, name: str) -> tuple[int, ...]:
     values = fields.items(name) or []
     return tuple(integer(value, f"{name}[{index}]") for index, value in enumerate(values))

@@ -1,4 +1,4 @@
-"""Owns how a structured output is asked for over HTTP: OpenAI's way, and vLLM's for the rest."""
+"""Parses structured outputs: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
 from typing import Final
@@ -12,23 +12,23 @@ from runtime.protocol.inference_types import (
     StructuredOutput,
 )
 
-# Where a client may have said it; an error has to name the one that it used.
+# The two fields for a structured output; an error names the one that the client sent.
 RESPONSE_FORMAT: Final = "response_format"
 STRUCTURED_OUTPUTS: Final = "structured_outputs"
 
 
-def take_structured_output(fields: Fields) -> tuple[StructuredOutput | None, str]:
-    """What `response_format` or `structured_outputs` asks for, and the name of the field."""
+def parse_structured_output(fields: Fields) -> tuple[StructuredOutput | None, str]:
+    """The structured output, and the name of the field that has it."""
     format_fields, extra_fields = fields.nested(RESPONSE_FORMAT), fields.nested(STRUCTURED_OUTPUTS)
-    output = None if format_fields is None else _response_format(format_fields)
+    output = None if format_fields is None else _parse_response_format(format_fields)
     if extra_fields is None:
         return output, RESPONSE_FORMAT
     if output is not None:
         refuse(STRUCTURED_OUTPUTS, "cannot be sent with response_format; send one of them")
-    return _structured_outputs(extra_fields), STRUCTURED_OUTPUTS
+    return _parse_structured_outputs(extra_fields), STRUCTURED_OUTPUTS
 
 
-def _response_format(fields: Fields) -> StructuredOutput | None:
+def _parse_response_format(fields: Fields) -> StructuredOutput | None:
     kind = fields.text("type")
     output: StructuredOutput | None = None
     match kind:
@@ -37,7 +37,7 @@ def _response_format(fields: Fields) -> StructuredOutput | None:
         case "json_object":
             output = JSON_OBJECT
         case "json_schema":
-            output = _json_schema(fields)
+            output = _parse_json_schema(fields)
         case _:
             problem = f"is {kind!r}; must be text, json_object or json_schema"
             refuse(f"{RESPONSE_FORMAT}.type", problem)
@@ -45,27 +45,27 @@ def _response_format(fields: Fields) -> StructuredOutput | None:
     return output
 
 
-def _json_schema(fields: Fields) -> JsonSchema:
-    """OpenAI wraps the schema; `name` and `description` are for its models, `strict` always is."""
+def _parse_json_schema(fields: Fields) -> JsonSchema:
+    """OpenAI's wrapper of a schema; `name`, `description` and `strict` have no effect."""
     wrapper = fields.nested("json_schema")
     if wrapper is None:
         refuse(f"{RESPONSE_FORMAT}.json_schema", "is missing")
     wrapper.text("name")
     wrapper.text("description")
     wrapper.boolean("strict")
-    schema = _schema(wrapper.take("schema"), f"{RESPONSE_FORMAT}.json_schema.schema")
+    schema = _parse_schema(wrapper.pop("schema"), f"{RESPONSE_FORMAT}.json_schema.schema")
     wrapper.end()
     return schema
 
 
-def _structured_outputs(fields: Fields) -> StructuredOutput:
-    """vLLM's field: one of `json`, `json_object`, `regex` and `choice`."""
-    json_value, regex = fields.take("json"), fields.text("regex")
+def _parse_structured_outputs(fields: Fields) -> StructuredOutput:
+    """vLLM's field with one of `json`, `json_object`, `regex` and `choice`."""
+    json_value, regex = fields.pop("json"), fields.text("regex")
     is_object, choice = fields.boolean("json_object"), fields.items("choice")
     fields.end()
     found: list[StructuredOutput] = []
     if json_value is not None:
-        found.append(_schema(json_value, f"{STRUCTURED_OUTPUTS}.json"))
+        found.append(_parse_schema(json_value, f"{STRUCTURED_OUTPUTS}.json"))
     if regex is not None:
         found.append(Regex(regex))
     if choice is not None:
@@ -78,7 +78,7 @@ def _structured_outputs(fields: Fields) -> StructuredOutput:
     return found[0]
 
 
-def _schema(value: object, name: str) -> JsonSchema:
+def _parse_schema(value: object, name: str) -> JsonSchema:
     """An object, or its JSON as a string."""
     if isinstance(value, str):
         return JsonSchema(text(value, name))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
-from coordinator.security.listen_policy import check_access
+from coordinator.security.listen_policy import check_listen_addresses
 from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.checkpoints.model_store import resolve_model
 from runtime.errors import InvalidRequestError, NotEnoughMemoryError
@@ -111,7 +111,7 @@ def check_options(options: CoordinatorOptions, progress: ProgressView) -> None:
     The processes find the model in the cache then. Raises what the coordinator would report: a
     API is open to others, keys or the model are not there or broken, the layers do not add up.
     """
-    check_access(options)
+    check_listen_addresses(options)
     folder = resolve_model(options.model, progress=progress.show_preparation)
     config = load_model_config(folder)
     checkpoint = Checkpoint.open(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.api.http import protocol
+from coordinator.api.http import server
 from tests.coordinator.api.http.test_leaving import (
     ENDLESS,
     PATH,
@@ -50,7 +50,7 @@ async def read_end(connection: Connection) -> bytes:
 async def test_connection_that_brings_no_request_is_closed(
     opening: bytes, toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
         connection = await connect(mesh)
         connection[1].write(opening)
@@ -61,7 +61,7 @@ async def test_connection_that_brings_no_request_is_closed(
 async def test_trickle_of_headers_buys_no_time(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
 
     async def trickle(writer: asyncio.StreamWriter) -> None:
         writer.write(b"GET /health HTTP/1.1\r\n")
@@ -79,7 +79,7 @@ async def test_trickle_of_headers_buys_no_time(
 async def test_request_that_waits_keeps_its_connection(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
         await mesh.until(lambda state: state.phase.startswith("waiting"))
         _, writer = await send(mesh, ENDLESS)
@@ -93,7 +93,7 @@ async def test_request_that_waits_keeps_its_connection(
 async def test_client_that_never_takes_its_answer_is_cut_off_and_others_go_on(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(server, "STALL_SECONDS", 0.05)
     body = {**ENDLESS, "prompt": [[n] for n in range(1, 9)], "logprobs": 20, "stream": True}
     async with toy_mesh(toy_folder, max_sequences=16) as mesh:
         await mesh.until_ready()

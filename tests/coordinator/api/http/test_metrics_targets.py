@@ -1,8 +1,8 @@
-"""Where Prometheus is told to look for workers."""
+"""The route /sd, Prometheus' HTTP discovery of the workers."""
 
 from pathlib import Path
 
-from coordinator.api.http.discovery import Discovery
+from coordinator.api.http.utility_routes import target_groups
 from coordinator.membership.membership import Membership
 from coordinator.membership.worker_record import WorkerIdentity
 from runtime.version import PROTOCOL_VERSION
@@ -30,8 +30,9 @@ async def test_sd_lists_the_workers_whose_metrics_can_be_reached(toy_folder: Pat
     membership = Membership(max_workers=2)
     membership.join(identity("a", 1, "10.0.0.1:9101"))
     membership.join(identity("b", 2, ""))
-    response = await Discovery(membership).targets(None)  # type: ignore[arg-type]
-    assert bytes(response.body).decode() == (
-        '[{"targets":["10.0.0.1:9101"],'
-        '"labels":{"worker":"10.0.0.1:1","node":"here","device":"cpu"}}]'
-    )
+    assert target_groups(membership.workers) == [
+        {
+            "targets": ["10.0.0.1:9101"],
+            "labels": {"worker": "10.0.0.1:1", "node": "here", "device": "cpu"},
+        }
+    ]
