@@ -1,7 +1,7 @@
-"""Owns the user's end of the mesh: command line, one-machine launcher and Python client.
+"""Exports the Python client; the command line is `stagemesh` or `python -m stagemesh`.
 
-`Client` and `AsyncClient` talk to a running mesh; `python -m stagemesh` is the command line.
-They are imported when they are first used: the command line must not wait for what it does not use.
+`Client` and `AsyncClient` connect to a running mesh. Exports are imported at first use, so that the
+command line starts quickly.
 """
 
 from importlib import import_module
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-_HOMES: Final = {
+_MODULES: Final = {
     "AsyncClient": "stagemesh.client.async_client",
     "Chat": "runtime.protocol.inference_types",
     "ChatMessage": "runtime.protocol.inference_types",
@@ -78,7 +78,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What the package offers, from the module that defines it."""
-    if name not in _HOMES:
+    """Imports an exported name from its module."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

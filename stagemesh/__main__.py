@@ -1,7 +1,4 @@
-"""Owns the first moment of the command line: Ctrl-C ends it quietly while it is still imported.
-
-What it does is in `stagemesh.cli`, whose imports take a while.
-"""
+"""Starts the command line; Ctrl-C exits without a traceback even while it is imported."""
 
 import sys
 from typing import NoReturn
@@ -10,7 +7,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main() -> NoReturn:
-    """Runs this process's command line, and exits."""
+    """Runs the command line of this process, and exits."""
     try:
         from stagemesh.cli import main as run
 

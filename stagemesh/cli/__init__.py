@@ -1,7 +1,7 @@
-"""Owns the command `stagemesh`: its commands, and what errors and Ctrl-C mean to its exit code.
+"""Registers the commands of `stagemesh`, reads options from the environment, and sets exit codes.
 
-Exit codes: 0 done, 1 failed (standard error says why, after `error: `), 2 wrong usage, 3 an
-address to listen on is taken, 70 a bug of ours (with its traceback), 130 interrupted.
+Exit codes: 0 success, 1 failure (reported on standard error after `error: `), 2 wrong usage, 3 a
+listening address is in use, 70 an internal error (with its traceback), 130 interrupted.
 """
 
 import errno
@@ -13,6 +13,8 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Env
 from cyclopts.exceptions import UnusedCliTokensError
 from cyclopts.panel import CycloptsPanel
 from rich.panel import Panel
@@ -38,32 +40,43 @@ from stagemesh.cli.commands.status import status
 from stagemesh.cli.commands.top import top
 from stagemesh.cli.commands.version import version
 from stagemesh.cli.commands.worker import worker
-from stagemesh.cli.options.environment import PREFIX, drop_empty_variables, read_variables
 from stagemesh.client.rpc_error import StagemeshRpcError
 from stagemesh.launcher.child_process import ERROR_PREFIX, EXIT_ADDRESS_TAKEN, EXIT_FAILED
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-# What the system says of output that it cannot take.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# The environment variable of --pp is STAGEMESH_PP, for every command.
+_PREFIX = "STAGEMESH_"
+_SOURCE = "env"
 
 
 def _explain(error: CycloptsError) -> Panel:
-    """What is shown of a mistake in the command line."""
+    """The message for a command line that cannot be parsed."""
     message: object = error
     if isinstance(error, UnusedCliTokensError):
         words = ", ".join(repr(token) for token in error.unused_tokens or ())
-        message = f"Nothing is meant to follow here: {words}. Put a text with spaces in quotes."
+        message = f"Unexpected arguments: {words}. Put text with spaces in quotes."
     return CycloptsPanel(message)
+
+
+def _drop_empty_variables(
+    app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    """Treats empty variables as unset: Docker Compose passes unset variables as empty ones."""
+    for argument in arguments:
+        argument.tokens = [
+            token for token in argument.tokens if token.source != _SOURCE or token.value
+        ]
 
 
 app = App(
     name="stagemesh",
-    help="Distributed LLM inference, pipeline first: a model cut into stages over many processes.",
+    help="Distributed LLM inference: runs the pipeline stages of a model in many processes.",
     help_epilogue=examples.STAGEMESH,
     help_format="markdown",
     version=VERSION,
-    config=(read_variables, drop_empty_variables),
+    config=(Env(_PREFIX, command=False, source=_SOURCE), _drop_empty_variables),
     result_action="return_value",
     error_formatter=_explain,
 )
@@ -89,7 +102,7 @@ app.command(version, help_epilogue="", sort_key=10)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line `arguments`, by default this process's, and exits."""
-    _print_what_the_terminal_can_show()
+    _replace_unprintable_characters()
     arguments = sys.argv[1:] if arguments is None else arguments
     _check_text(arguments)
     try:
@@ -99,13 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (StagemeshError, StagemeshRpcError) as error:
         _fail(str(error), EXIT_FAILED)
     except BrokenPipeError:
-        # Who read our output has enough, as `head` has; Python must not flush to it again.
+        # The reader of standard output, such as `head`, has exited: a flush would fail again.
         sys.stdout = None
         sys.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
-        if error.filename is None and error.errno not in _NO_ROOM:
+        if error.filename is None and error.errno not in _DISK_FULL:
             _fail_with_traceback()
         _fail(f"{error.filename or 'standard output'}: {error.strerror}", EXIT_FAILED)
     except Exception:  # noqa: BLE001
@@ -118,21 +131,21 @@ def _fail_with_traceback() -> NoReturn:
     sys.exit(EXIT_BUG)
 
 
-def _print_what_the_terminal_can_show() -> None:
-    """Has a `?` stand for a character that the terminal's encoding lacks."""
+def _replace_unprintable_characters() -> None:
+    """Prints `?` for characters that the terminal's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _check_text(arguments: Sequence[str]) -> None:
-    """Most of it is told to other processes, which take text alone."""
-    variables = (value for name, value in os.environ.items() if name.startswith(PREFIX))
+    """Rejects arguments and variables that are not valid UTF-8."""
+    variables = (value for name, value in os.environ.items() if name.startswith(_PREFIX))
     for text in (*arguments, *variables):
         try:
             text.encode()
         except UnicodeEncodeError:
-            _fail(f"{text[:100]!r} is not text in UTF-8; type or name it anew", EXIT_FAILED)
+            _fail(f"{text[:100]!r} is not valid UTF-8 text; type it again", EXIT_FAILED)
 
 
 def _fail(message: str, code: int) -> NoReturn:

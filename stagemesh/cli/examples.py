@@ -1,13 +1,14 @@
-"""Owns the examples at the end of each command's help."""
+"""Holds the examples at the end of each command's help."""
 
 STAGEMESH = """\
 Examples:
 
-    stagemesh demo                          see a mesh at work
-    stagemesh serve smollm2 --pp 2          the bundled model in two stages
-    stagemesh infer "Why is the sky blue?"  ask it, from another terminal
+    stagemesh demo                          run a mesh once and show what it does
+    stagemesh serve smollm2 --pp 2          serve SmolLM2 in two pipeline stages
+    stagemesh infer "Why is the sky blue?"  send a prompt, from another terminal
 
-Every option has an environment variable, as STAGEMESH_PP for --pp; the command line wins."""
+Every option has an environment variable, such as STAGEMESH_PP for --pp; the command line overrides
+it."""
 
 SERVE = """\
 Examples:
@@ -17,7 +18,7 @@ Examples:
     stagemesh serve ./my-model.gguf --pp 2 --kv-memory 2GiB --max-model-len 4096
     stagemesh serve smollm2 --grpc 0.0.0.0:50050 --http 0.0.0.0:8000 --api-keys keys.toml
 
-APIs that other machines can reach ask for API keys, which stagemesh keys add makes."""
+APIs that other machines can reach require API keys, which stagemesh keys add creates."""
 
 INFER = """\
 Examples:
@@ -75,17 +76,17 @@ Examples:
 DRAIN = """\
 Examples:
 
-    stagemesh drain 10.0.0.2:50100          one worker, before its machine goes down
+    stagemesh drain 10.0.0.2:50100          one worker, before maintenance of its machine
     stagemesh drain 1 --grace 60            all workers of replica 1
     stagemesh drain 1 --target 10.0.0.1:50051 --tls-dir certs/admin"""
 
 HEALTH = """\
 Examples:
 
-    stagemesh health                        the API on this machine is alive
-    stagemesh health --ready                it serves requests
+    stagemesh health                        whether the API on this machine is alive
+    stagemesh health --ready                whether it serves requests
     stagemesh health --ready 10.0.0.2:50100 --tls-dir certs/admin
-                                            that worker is in a mesh, whose links are TLS"""
+                                            whether that worker is in a mesh with TLS"""
 
 FAULT_PROXY = """\
 Examples, with a worker behind a slow link that breaks after 1 MiB:

@@ -1,4 +1,4 @@
-"""Owns what a person sees while a model is prepared and a mesh starts; on standard error only."""
+"""Shows progress while a model is prepared and a mesh starts; on standard error only."""
 
 from types import TracebackType
 from typing import Self
@@ -11,13 +11,13 @@ from stagemesh.client.state import MeshState
 from stagemesh.display.render import layer_range
 
 
-def tell(console: Console, line: str) -> None:
-    """One line of news, of ours or of a child's with its colours; as long as it is."""
+def print_line(console: Console, line: str) -> None:
+    """Prints one line without wrapping; a child's line keeps its ANSI colours."""
     console.print(Text.from_ansi(line), soft_wrap=True)
 
 
 class ProgressView:
-    """Bars on a terminal, one line for each new phase elsewhere; use it as `with`."""
+    """Progress bars on a terminal, otherwise one line per phase; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -46,25 +46,25 @@ class ProgressView:
         self._bars.stop()
 
     def show_phase(self, phase: str) -> None:
-        """Says what is being done or waited for, once for each change."""
+        """Prints the current phase when it changes."""
         if phase and phase != self._phase:
             self._phase = phase
             self._bars.console.print(Text(phase, style="dim"))
 
     def show_amount(self, name: str, done: int, total: int) -> None:
-        """Moves the bar `name`; a `total` of 0 is not known yet."""
+        """Updates the bar `name`; a `total` of 0 means unknown."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=None)
         self._bars.update(self._tasks[name], completed=done, total=total or None)
 
     def show_preparation(self, phase: str, done: int, total: int) -> None:
-        """News of a model that is downloaded or converted."""
+        """Shows the download or conversion of a model."""
         if not self._console.is_terminal:
             self.show_phase(phase)
         self.show_amount(phase, done, total)
 
     def show_state(self, state: MeshState) -> None:
-        """News of a mesh that starts."""
+        """Shows the phase and the loading stages of a mesh that starts."""
         self.show_phase(state.phase)
         for replica in state.replicas:
             for stage in replica.stages:

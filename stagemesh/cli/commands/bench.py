@@ -1,4 +1,4 @@
-"""Owns `stagemesh bench serve`: load on a running mesh, and what its clients saw."""
+"""Implements `stagemesh bench serve`: a load test of a running mesh."""
 
 import asyncio
 from functools import partial
@@ -58,49 +58,51 @@ def serve(
     save: Annotated[NewFile, FileParameter] = None,
     plot: Annotated[Picture, FileParameter] = None,
 ) -> None:
-    """Send many requests to a running mesh, and report latencies and rates as its clients saw them.
+    """Send many requests to a running mesh, and report latency and throughput at the client.
 
-    Answers are streamed and greedy. Prompts are random tokens unless --prompts names a file. The
-    exit code is 1 when a request failed.
+    Requests are streamed with greedy sampling. Prompts are random tokens unless --prompts names a
+    file. The exit code is 1 if any request failed.
 
     Parameters
     ----------
     api
-        Which API to ask at; http is /v1/completions, also of other servers.
+        API to send requests to; http is /v1/completions, which other servers also have.
     target
-        Where the API listens. [default: 127.0.0.1:50050, or 127.0.0.1:8000 for http]
+        Address of the API. [default: 127.0.0.1:50050, or 127.0.0.1:8000 for http]
     api_key
-        The key that the API asks for; others cannot see its environment variable.
+        API key. Prefer its environment variable: other users of this machine can read command
+        lines.
     num_prompts
-        Requests to send.
+        Number of requests.
     request_rate
-        Requests a second. [default: all at once]
+        Requests per second. [default: all at once]
     burstiness
-        Shape of the gamma distributed gaps: 1 is Poisson, less makes bursts.
+        Shape of the gamma distribution of intervals: 1 is Poisson, less makes bursts.
     max_concurrency
-        Requests under way at most. [default: any number]
+        Most concurrent requests. [default: no limit]
     num_warmups
-        Requests to send before, one after the other, which do not count.
+        Number of sequential requests before the measurement.
     input_len
-        Tokens of a random prompt.
+        Tokens of each random prompt.
     output_len
-        Tokens to generate at most.
+        Most tokens of each answer.
     prompts
-        JSONL of {"prompt": TEXT}, with "max_tokens" where it is not --output-len.
+        JSONL file of {"prompt": TEXT}, optionally with "max_tokens", which overrides --output-len.
     ignore_eos
-        Go on past the end-of-sequence token, so that every answer is as long as it may be.
+        Continue after the end-of-sequence token, so that every answer has --output-len tokens.
     goodput
-        Targets in milliseconds, as ttft:500 tpot:50 e2el:5000; counts requests that meet all.
+        Latency targets in milliseconds, such as ttft:500 tpot:50 e2el:5000; goodput counts the
+        requests that meet all of them.
     seed
-        Of random prompts and gaps.
+        Random seed of prompts and intervals.
     timeout
-        Seconds until a request is given up.
+        Seconds after which a request is cancelled.
     save
-        Write the figures, and every request's, as JSON.
+        Write the results, also of every request, to a JSON file.
     plot
-        Write a PNG of the latencies' distributions.
+        Write a PNG file with the latency distributions.
     """
-    # Here, so that other commands do not wait for an HTTP client to be imported.
+    # Imported here, because other commands need no HTTP client.
     from stagemesh.bench.session import Session, tell
 
     session = Session(

@@ -1,4 +1,4 @@
-"""Owns `stagemesh certs`: a mesh's authority and its nodes' certificates, made on this machine."""
+"""Implements `stagemesh certs`: creates a mesh's CA and the certificates of its nodes."""
 
 import sys
 from datetime import timedelta
@@ -21,29 +21,29 @@ def certs(
     days: Annotated[int, between(1, 3650)] = 365,
     renew: Annotated[bool, Flag] = False,
 ) -> None:
-    """Make the certificates of one node of a mesh, and the mesh's authority the first time.
+    """Create the certificates of one node of a mesh and, the first time, the mesh's own CA.
 
-    FOLDER/NODE is what the node needs: give its processes --tls-dir with it. FOLDER/ca.key stays:
-    whoever has it can join the mesh.
+    Copy FOLDER/NODE to the node, and start its processes with --tls-dir. Keep FOLDER/ca.key secret:
+    its owner can join the mesh.
 
     Parameters
     ----------
     folder
-        Where the authority is, or will be made.
+        Folder of the certificate authority (CA); created if it does not exist.
     node
-        Name of the node, and of its folder.
+        Name of the node and of its folder.
     role
-        What the node's processes are: coordinator, worker, or client for an operator's commands;
-        give it several times for several.
+        Role of the node's processes: coordinator, worker, or client for an operator's commands;
+        repeat the option for several roles.
     host
-        A name or address at which clients reach the node's APIs, if they show this certificate;
-        give it several times for several. [default: this machine's loopback]
+        Host name or address at which clients reach the node's APIs, if these use the certificate;
+        repeat the option for several. [default: loopback]
     days
-        How long the certificates are valid.
+        Days for which the certificates are valid.
     renew
-        Replace certificates that are there. Running processes use them from their next connection.
+        Replace existing certificates. Running processes use the new ones at their next connection.
     """
-    # Here, so that other commands do not load a second copy of OpenSSL.
+    # Imported here: other commands need no second copy of OpenSSL.
     from stagemesh.certificates import LOCAL_HOSTS, NodeRequest, make_certificates
 
     request = NodeRequest(node, role, (*LOCAL_HOSTS, *host), timedelta(days=days))

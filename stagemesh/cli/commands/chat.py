@@ -1,4 +1,4 @@
-"""Owns `stagemesh chat`: a conversation in the terminal, one line a turn."""
+"""Implements `stagemesh chat`: a conversation in the terminal, one line per turn."""
 
 import sys
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ from cyclopts.validators import Number
 
 from runtime.protocol.inference_types import Chat, ChatMessage, GenerationRequest, Update
 from stagemesh.cli.commands.infer import stream_text, warn_unless_ready
+from stagemesh.cli.options.generation import SAMPLING_DEFAULTS, SamplingArguments
 from stagemesh.cli.options.option_types import ApiKey, Dialled, NotNegative
-from stagemesh.cli.options.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.options.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
 from stagemesh.cli.waiting_notice import WaitingNotice
 from stagemesh.client.async_client import DEFAULT_TARGET
 from stagemesh.client.rpc_error import StagemeshRpcError
 from stagemesh.client.sync_client import Client
 
-_HELP = "Ctrl-C ends an answer, /reset forgets the conversation, Ctrl-D ends the chat\n"
+_HELP = "Ctrl-C stops an answer, /reset starts a new conversation, Ctrl-D ends the chat\n"
 
 
 def chat(
@@ -27,27 +27,28 @@ def chat(
     api_key: ApiKey = None,
     system: str | None = None,
     max_tokens: NotNegative | None = None,
-    sampling: SamplingOptions = SAMPLING_DEFAULTS,
+    sampling: SamplingArguments = SAMPLING_DEFAULTS,
     timeout: Annotated[float | None, Parameter(validator=Number(gt=0))] = None,
     security: ClientSecurityOptions = CLIENT_SECURITY_DEFAULTS,
 ) -> None:
-    """Talk with a running mesh in the terminal.
+    """Chat with a running mesh in the terminal.
 
-    Each line is one turn, and the whole conversation goes to the model each time. Ctrl-C ends an
-    answer, /reset forgets the conversation, Ctrl-D ends the chat.
+    Each line is one turn, and every turn sends the whole conversation. Ctrl-C stops an answer,
+    /reset starts a new conversation, Ctrl-D ends the chat.
 
     Parameters
     ----------
     target
-        The API of the mesh.
+        Address of the coordinator's gRPC API.
     api_key
-        The key that the API asks for; others cannot see its environment variable.
+        API key. Prefer its environment variable: other users of this machine can read command
+        lines.
     system
-        What the model is told before the conversation. [default: nothing]
+        System message at the start of the conversation. [default: none]
     max_tokens
-        Tokens of one answer at most. [default: as many as the context holds]
+        Most tokens of one answer. [default: limited by the context length]
     timeout
-        Seconds until an answer is given up. [default: none]
+        Seconds after which an answer is cancelled. [default: none]
     """
     opening = () if system is None else (ChatMessage("system", system),)
     template = GenerationRequest(prompts=(), sampling=sampling.sampling(), max_tokens=max_tokens)
@@ -62,7 +63,7 @@ def _talk(
     template: GenerationRequest,
     timeout: float | None,
 ) -> None:
-    """One answer to each line; a turn that fails is told and forgotten."""
+    """Answers each line; a turn that fails is reported and not kept in the conversation."""
     messages = opening
     for line in _lines():
         if line == "/reset":
@@ -81,7 +82,7 @@ def _talk(
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, without empty lines, or what standard input holds."""
+    """Lines from the terminal or from standard input, without empty ones."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 - arrow keys and history for `input`
@@ -97,16 +98,16 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(updates: Iterator[Update]) -> str:
-    """Shows an answer as it comes; what there is of it when Ctrl-C ends it."""
+    """Streams an answer and returns its text, which is partial after Ctrl-C."""
     pieces: list[str] = []
 
-    def noted() -> Iterator[Update]:
+    def collected() -> Iterator[Update]:
         for update in updates:
             pieces.append(update.text)
             yield update
 
     try:
-        stream_text(noted())
+        stream_text(collected())
     except KeyboardInterrupt:
-        sys.stderr.write("(ended)\n")
+        sys.stderr.write("(stopped)\n")
     return "".join(pieces)

@@ -1,4 +1,4 @@
-"""Owns `stagemesh coordinator`: one coordinator process."""
+"""Implements `stagemesh coordinator`: one coordinator process."""
 
 from dataclasses import replace
 
@@ -44,20 +44,20 @@ def coordinator(
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Run the coordinator of a mesh: it takes requests and waits for its workers.
+    """Run the coordinator of a mesh, which accepts requests and schedules them on its workers.
 
-    Workers join with `stagemesh worker --coordinator HOST:PORT`, where HOST:PORT is this
-    command's --mesh address.
+    Workers join with `stagemesh worker --coordinator HOST:PORT`, where HOST:PORT is the
+    --mesh address of this command. Requests wait until enough workers have joined.
 
     Parameters
     ----------
     model
-        A folder in Hugging Face layout, a .gguf file, a Hub id as org/name, or smollm2; every
-        node must have the same one.
+        A folder in Hugging Face layout, a .gguf file, a Hub id such as org/name, or smollm2. All
+        machines must have the same model.
     exit_with_parent
-        Stop when standard input ends.
+        Stop when standard input closes.
     """
-    # Here, so that other commands do not wait for a tokenizer to be imported.
+    # Imported here, because tokenizers take long, for which other commands would wait.
     from coordinator.server import run_coordinator
 
     configure_logging("coordinator", logs.log_level, logs.log_json)
@@ -66,6 +66,6 @@ def coordinator(
     with ProgressView(Console(stderr=True)) as progress:
         check_options(options, progress)
     if exit_with_parent:
-        # Who started this process starts its workers, too: none has waited for it.
+        # The parent also starts the workers: none waits from an earlier coordinator.
         options = replace(options, settle_seconds=0.0, exit_with_parent=True)
     run_coordinator(options)

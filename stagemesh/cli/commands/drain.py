@@ -1,4 +1,4 @@
-"""Owns `stagemesh drain`: workers that leave a running mesh without loss."""
+"""Implements `stagemesh drain`: takes workers out of a running mesh without loss."""
 
 import sys
 from typing import Annotated
@@ -13,31 +13,31 @@ from stagemesh.client.sync_client import Client
 
 
 def drain(
-    who: Annotated[str, Parameter(negative=())],
+    worker: Annotated[str, Parameter(negative=())],
     /,
     *,
     target: Dialled = DEFAULT_MESH,
     grace: Wait = 30.0,
     security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:
-    """Have a worker, or all workers of a replica, leave without losing a request.
+    """Take a worker, or all workers of a replica, out of the mesh without losing requests.
 
-    What they run goes on with another replica, or with a spare worker that loads their part first,
-    or ends by itself. Then their processes exit with 0; stagemesh serve starts new ones in their
-    place. Returns when they have left.
+    Their requests finish, move to another replica, or continue on a spare worker that loads the
+    same layers first. Then their processes exit with code 0; under stagemesh serve and stagemesh
+    node they are restarted. The command returns when the workers have left.
 
     Parameters
     ----------
-    who
-        A worker's address, as stagemesh status shows it, or its id, or a replica's number.
+    worker
+        A worker's address, as in stagemesh status, or its id, or a replica's number.
     target
         The coordinator's --mesh address.
     grace
-        Seconds that requests may take to end where nothing else can go on with them now; those
-        that do not wait for the next worker.
+        Seconds that requests have to finish if no other worker can continue them now; after that
+        they wait for the next worker.
     """
     tls = security.channel_tls(Role.COORDINATOR)
     with Client(target, tls=tls) as client:
-        workers = client.drain(who, grace_seconds=grace)
-    for worker in workers:
-        sys.stdout.write(f"{worker} has left\n")
+        workers = client.drain(worker, grace_seconds=grace)
+    for address in workers:
+        sys.stdout.write(f"{address} has left\n")

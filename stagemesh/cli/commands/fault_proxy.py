@@ -1,4 +1,4 @@
-"""Owns `stagemesh fault-proxy`: a bad network between two processes of a mesh, for tests."""
+"""Implements `stagemesh fault-proxy`: simulates a faulty network between two processes."""
 
 import asyncio
 import sys
@@ -27,33 +27,32 @@ def fault_proxy(
     corrupt_after: Size | None = None,
     duplicate_after: Size | None = None,
 ) -> None:
-    """Pass bytes on between two processes, and spoil them: to try what a mesh does then.
+    """Forward TCP connections between two processes with injected faults, to test a mesh.
 
-    Have a worker join with --coordinator at this proxy, or say with --advertise that it answers
-    here. Lines on standard input change what is done: `delay 0.5`, `throttle 10000`, `stall`,
-    `drop`, `truncate`, `corrupt`, `duplicate` (each with a number of bytes, if not at once),
-    and `heal`.
+    Give a worker the proxy's address as --coordinator or as --advertise. Lines on standard input
+    change the faults: `delay 0.5`, `throttle 10000`, `stall`, `drop`, `truncate`,
+    `corrupt`, `duplicate` (the last four optionally after a number of bytes), and `heal`.
 
     Parameters
     ----------
     to
-        Where the process behind it listens.
+        Address to which connections are forwarded.
     listen
-        Where it is dialled instead.
+        Listening address of the proxy.
     delay
-        Seconds that each piece of at most 64 KiB waits.
+        Seconds by which each chunk of up to 64 KiB is delayed.
     throttle
-        Bytes a second that pass, in each direction of each connection.
+        Bytes per second, for each direction of each connection.
     stall
-        Let nothing pass, and close nothing.
+        Forward nothing, but keep connections open.
     drop_after
-        Reset a connection once so many bytes have passed.
+        Reset a connection after this number of bytes.
     truncate_after
-        End a connection in the middle of a piece then.
+        Close a connection in the middle of a chunk after this number of bytes.
     corrupt_after
-        Change a bit then.
+        Flip one bit after this number of bytes.
     duplicate_after
-        Pass a piece twice then.
+        Send a chunk twice after this number of bytes.
     """
     check_conflicts({"--listen": listen, "--to": to})
     once = (
@@ -62,9 +61,9 @@ def fault_proxy(
         (corrupt_after, OneShotFault.CORRUPT),
         (duplicate_after, OneShotFault.DUPLICATE),
     )
-    accidents = tuple((after, accident) for after, accident in once if after is not None)
+    one_shots = tuple((after, fault) for after, fault in once if after is not None)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_run(listen, to, Faults(delay, throttle, stall, accidents)))
+        asyncio.run(_run(listen, to, Faults(delay, throttle, stall, one_shots)))
 
 
 async def _run(listen: str, to: str, faults: Faults) -> None:

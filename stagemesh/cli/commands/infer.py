@@ -1,4 +1,4 @@
-"""Owns `stagemesh infer`: one prompt in, its text streamed to standard output."""
+"""Implements `stagemesh infer`: sends one prompt and streams the answer to standard output."""
 
 import re
 import sys
@@ -10,10 +10,14 @@ from cyclopts.validators import Number
 
 from runtime.errors import EmptyPromptError, InvalidRequestError
 from runtime.protocol.inference_types import Chat, ChatMessage, GenerationRequest, Prompt, Update
+from stagemesh.cli.options.generation import (
+    SAMPLING_DEFAULTS,
+    STRUCTURED_DEFAULTS,
+    SamplingArguments,
+    StructuredArguments,
+)
 from stagemesh.cli.options.option_types import ApiKey, Dialled, Flag, NotNegative
-from stagemesh.cli.options.sampling import SAMPLING_DEFAULTS, SamplingOptions
 from stagemesh.cli.options.security import CLIENT_SECURITY_DEFAULTS, ClientSecurityOptions
-from stagemesh.cli.options.structured import STRUCTURED_DEFAULTS, StructuredOptions
 from stagemesh.cli.waiting_notice import WaitingNotice
 from stagemesh.client.async_client import DEFAULT_TARGET
 from stagemesh.client.sync_client import Client
@@ -23,11 +27,11 @@ _LIKE_AN_OPTION: Final = re.compile(r"--?[A-Za-z][\w-]*(=.*)?")
 
 
 def _check_prompt(_: Any, prompt: str) -> None:
-    """A prompt may begin with a hyphen; one that looks like an option is a misspelt one."""
+    """Rejects a prompt that looks like a misspelt option; others may start with a hyphen."""
     if _LIKE_AN_OPTION.fullmatch(prompt):
         raise ValueError(
-            f"{prompt} is no option; `stagemesh infer --help` lists them (to say just that, use "
-            f"echo {prompt} | stagemesh infer -)"
+            f"{prompt} is no option; `stagemesh infer --help` lists them (to send it as a prompt, "
+            f"use echo {prompt} | stagemesh infer -)"
         )
 
 
@@ -41,8 +45,8 @@ def infer(
     max_tokens: NotNegative | None = None,
     min_tokens: NotNegative = 0,
     stop: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
-    sampling: SamplingOptions = SAMPLING_DEFAULTS,
-    structured: StructuredOptions = STRUCTURED_DEFAULTS,
+    sampling: SamplingArguments = SAMPLING_DEFAULTS,
+    structured: StructuredArguments = STRUCTURED_DEFAULTS,
     raw: Annotated[bool, Flag] = False,
     ignore_eos: Annotated[bool, Flag] = False,
     model_name: Annotated[str, Parameter(show_default=False)] = "",
@@ -50,35 +54,36 @@ def infer(
     stats: Annotated[bool, Flag] = False,
     security: ClientSecurityOptions = CLIENT_SECURITY_DEFAULTS,
 ) -> None:
-    """Ask a running mesh and stream its answer.
+    """Send a prompt to a running mesh and stream the answer.
 
-    The prompt is one user message of a chat, unless --raw is given. The text goes to standard
-    output, everything else to standard error.
+    The prompt is sent as one user message of a chat, unless --raw is given. The answer goes to
+    standard output, everything else to standard error.
 
     Parameters
     ----------
     prompt
-        What to say; - reads it from standard input.
+        Text of the prompt; - reads it from standard input.
     target
-        The API of the mesh.
+        Address of the coordinator's gRPC API.
     api_key
-        The key that the API asks for; others cannot see its environment variable.
+        API key. Prefer its environment variable: other users of this machine can read command
+        lines.
     max_tokens
-        Tokens to generate at most. [default: as many as the context holds]
+        Most tokens of the answer. [default: limited by the context length]
     min_tokens
-        Tokens to generate at least.
+        Fewest tokens of the answer.
     stop
-        A text that ends the answer and is left out of it; give it several times for several.
+        Text that ends the answer and is not part of it; repeat the option for several texts.
     raw
-        Send the prompt as it is, without the model's chat template.
+        Send the prompt unchanged, without the model's chat template.
     ignore_eos
-        Go on past the end-of-sequence token.
+        Continue after the end-of-sequence token.
     model_name
-        Insist on a served model's name. [default: any]
+        Require this name of the served model. [default: any model]
     timeout
-        Seconds until the request is given up. [default: none]
+        Seconds after which the request is cancelled. [default: none]
     stats
-        Tell counts and speed on standard error afterwards.
+        Print token counts and speed on standard error after the answer.
     """
     text = _read(prompt)
     message: Prompt = text if raw else Chat((ChatMessage("user", text),))
@@ -101,7 +106,7 @@ def infer(
 
 
 def _read(prompt: str) -> str:
-    """What to say, from standard input for `-`; refuses what cannot be sent."""
+    """The prompt, or standard input for `-`; raises for text that cannot be sent."""
     try:
         text = sys.stdin.read() if prompt == "-" else prompt
         text.encode()
@@ -113,14 +118,14 @@ def _read(prompt: str) -> str:
 
 
 def warn_unless_ready(client: Client) -> None:
-    """Says what a request that waits for the mesh waits for."""
+    """Prints what the mesh waits for, if it is not ready."""
     state = client.state()
     if not state.ready:
-        sys.stderr.write(f"{summary(state)}; the answer comes when it is ready\n")
+        sys.stderr.write(f"{summary(state)}; the answer starts when it is ready\n")
 
 
 def stream_text(updates: Iterable[Update]) -> Update | None:
-    """Writes text as it comes, ended by a newline in any case; returns the last update."""
+    """Writes the text of updates as they arrive, then a newline; returns the last update."""
     last = None
     try:
         for last in updates:

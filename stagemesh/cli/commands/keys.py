@@ -1,4 +1,4 @@
-"""Owns `stagemesh keys`: who may use the APIs."""
+"""Implements `stagemesh keys`: creates API keys."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from coordinator.security.api_keys import Tenant, add_key
 from stagemesh.cli import examples
 from stagemesh.cli.options.option_types import Positive
 
-keys = App(name="keys", help="Make API keys for the APIs of a mesh.", sort_key=9)
+keys = App(name="keys", help="Create API keys for the APIs of a mesh.", sort_key=9)
 
 
 @keys.command(help_epilogue=examples.KEYS)
@@ -22,22 +22,23 @@ def add(
     max_in_flight: Positive | None = None,
     tokens_per_minute: Positive | None = None,
 ) -> None:
-    """Make a key, print it once, and append its hash to a file of keys.
+    """Create an API key, print it once, and append its hash to a key file.
 
-    APIs that run with --api-keys FILE take it from the next second on. To take a key back,
+    Coordinators that run with --api-keys FILE accept the key within a second. To revoke a key,
     delete its lines from the file.
 
     Parameters
     ----------
     name
-        Whose key it is: letters, digits, - and _.
+        Name of the key's user: letters, digits, - and _.
     api_keys
-        The file, which is made if there is none.
+        Key file; created if it does not exist.
     max_in_flight
-        Requests at the same time. [default: what the APIs are told]
+        Most concurrent requests with this key. [default: the coordinator's --key-max-in-flight]
     tokens_per_minute
-        Tokens in a minute, read and generated. [default: what the APIs are told]
+        Most prompt and answer tokens per minute. [default: the coordinator's
+        --key-tokens-per-minute]
     """
     key = add_key(api_keys, Tenant(name, max_in_flight, tokens_per_minute))
-    sys.stderr.write(f"the key of {name}, which is kept nowhere; {api_keys} has its hash:\n")
+    sys.stderr.write(f"the key of {name}, which is not stored; {api_keys} holds only its hash:\n")
     sys.stdout.write(f"{key}\n")

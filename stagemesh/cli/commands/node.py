@@ -1,4 +1,4 @@
-"""Owns `stagemesh node`: the workers of one machine, for a coordinator that may be elsewhere."""
+"""Implements `stagemesh node`: all workers of one machine."""
 
 from contextlib import suppress
 from functools import partial
@@ -6,7 +6,6 @@ from functools import partial
 from rich.console import Console
 
 from runtime.rpc.tls import Role, check_mesh_address
-from stagemesh.cli.options.arguments import as_arguments
 from stagemesh.cli.options.common import (
     DEVICE_DEFAULTS,
     PROCESS_LOG_DEFAULTS,
@@ -15,10 +14,10 @@ from stagemesh.cli.options.common import (
     ProcessLogOptions,
     StopOptions,
 )
-from stagemesh.cli.options.launching import gpus_for, shared_out
-from stagemesh.cli.options.option_types import Address, Reached, Workers
+from stagemesh.cli.options.launching import divide_device, gpus_for
+from stagemesh.cli.options.option_types import Address, Reached, Workers, as_arguments
 from stagemesh.cli.options.security import MESH_SECURITY_DEFAULTS, MeshSecurityOptions
-from stagemesh.display.progress import tell
+from stagemesh.display.progress import print_line
 from stagemesh.launcher.launcher import STOP_SECONDS
 from stagemesh.launcher.ports import check_conflicts
 from stagemesh.launcher.signals import Interrupts, run_interruptible
@@ -38,22 +37,23 @@ def node(
     life: StopOptions = STOP_DEFAULTS,
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
 ) -> None:
-    """Run the workers of this machine, one for each GPU, and start again those that die or freeze.
+    """Run one worker per GPU of this machine, and restart workers that exit or stop responding.
 
-    Workers of one node can be the ranks of one stage (--tp): they share its memory.
+    The ranks of one stage (--tp) must run on one machine; the coordinator may run on another.
 
     Parameters
     ----------
     coordinator
         The coordinator's --mesh address.
     workers
-        How many. [default: one for each GPU, or one where there is none]
+        Number of workers. [default: one per GPU, or one without GPUs]
     listen
-        Where the first worker listens, the others on the ports after it.
+        Listening address of the first worker; the others use the next free ports. Other machines
+        must reach the workers there.
     metrics
-        Where Prometheus reads the first worker's metrics, the others' on the ports after it.
+        Address of the first worker's Prometheus metrics; the others use the next free ports.
     model_path
-        The model on this node, where it is not what the coordinator calls it.
+        Path of the model on this machine, if it differs from the coordinator's MODEL.
     """
     check_conflicts({"--listen": listen, "--metrics": metrics})
     tls = mesh_security.tls(Role.WORKER)
@@ -64,7 +64,7 @@ def node(
     plan = WorkerLaunchPlan(
         arguments=(
             *("worker", "--coordinator", coordinator, *path),
-            *as_arguments(shared_out(device, num_workers, gpus), life, logs, mesh_security),
+            *as_arguments(divide_device(device, num_workers, gpus), life, logs, mesh_security),
         ),
         num_workers=num_workers,
         first_address=listen,
@@ -78,6 +78,6 @@ def node(
 
 
 async def _run(plan: WorkerLaunchPlan, grace_seconds: float, interrupts: Interrupts) -> None:
-    fleet = WorkerSupervisor(plan, partial(tell, Console(stderr=True)), RestartPolicy())
-    interrupts.on_second = fleet.kill
-    await fleet.run(grace_seconds)
+    supervisor = WorkerSupervisor(plan, partial(print_line, Console(stderr=True)), RestartPolicy())
+    interrupts.on_second = supervisor.kill
+    await supervisor.run(grace_seconds)

@@ -1,4 +1,4 @@
-"""Owns `stagemesh prepare`: a model brought into the form that workers load, ahead of serving."""
+"""Implements `stagemesh prepare`: downloads or converts a model before it is served."""
 
 import sys
 
@@ -9,15 +9,15 @@ from stagemesh.display.progress import ProgressView
 
 
 def prepare(model: str, /) -> None:
-    """Download or convert a model ahead of serving, and print the folder that holds it.
+    """Download or convert a model before it is served, and print its folder.
 
-    Nothing is done twice: serving, and preparing again, find the result in the cache
-    ($STAGEMESH_CACHE, or stagemesh in the user's cache folder).
+    The result is kept in the cache ($STAGEMESH_CACHE, or stagemesh in the user's cache folder),
+    where serve, coordinator and worker find it.
 
     Parameters
     ----------
     model
-        A folder in Hugging Face layout, a .gguf file, a Hub id as org/name, or smollm2.
+        A folder in Hugging Face layout, a .gguf file, a Hub id such as org/name, or smollm2.
     """
     with ProgressView(Console(stderr=True)) as progress:
         folder = resolve_model(model, progress=progress.show_preparation)

@@ -1,4 +1,4 @@
-"""Owns `stagemesh serve`: a whole mesh on this machine until Ctrl-C."""
+"""Implements `stagemesh serve`: a complete mesh on this machine until Ctrl-C."""
 
 from functools import partial
 
@@ -33,12 +33,12 @@ from stagemesh.cli.options.security import (
     ApiSecurityOptions,
     MeshSecurityOptions,
 )
-from stagemesh.display.progress import ProgressView, tell
+from stagemesh.display.progress import ProgressView, print_line
 from stagemesh.display.render import plan_table
 from stagemesh.launcher.launcher import LaunchPlan, local_mesh
 from stagemesh.launcher.signals import Interrupts, run_interruptible
 
-STOPPING = "stopping, running requests may finish; Ctrl-C again does not wait for them"
+STOPPING = "stopping after running requests finish; press Ctrl-C again to stop now"
 
 
 def serve(
@@ -55,20 +55,20 @@ def serve(
     life: LifeOptions = LIFE_DEFAULTS,
     logs: LogOptions = LOG_DEFAULTS,
 ) -> None:
-    """Serve a model with a mesh on this machine, until Ctrl-C.
+    """Serve a model on this machine, until Ctrl-C.
 
-    Starts a coordinator and one worker for each rank of each stage of each replica as processes,
-    restarts workers that die, and stops everything at the end. A second Ctrl-C does not wait for
-    running requests.
+    Starts a coordinator process and one worker process for each rank of each stage of each
+    replica, and restarts workers that exit. Ctrl-C lets running requests finish, for up to --grace
+    seconds; a second Ctrl-C stops at once.
 
     Parameters
     ----------
     model
-        A folder in Hugging Face layout, a .gguf file, a Hub id as org/name, or smollm2.
+        A folder in Hugging Face layout, a .gguf file, a Hub id such as org/name, or smollm2.
     """
     console = Console(stderr=True)
     if device.paced is not None:
-        read_pace(device.paced)  # what is wrong with it is said before anything starts
+        read_pace(device.paced)  # reports errors in the file before any process starts
     mesh = MeshOptions(plan, batching, addresses, access, mesh_security, api_security, life)
     launch_plan = make_launch_plan(model, mesh, device, logs)
     with ProgressView(console) as progress:
@@ -76,23 +76,20 @@ def serve(
     try:
         run_interruptible(partial(_serve, launch_plan, console))
     except KeyboardInterrupt:
-        tell(console, "stopped")
+        print_line(console, "stopped")
 
 
 async def _serve(plan: LaunchPlan, console: Console, interrupts: Interrupts) -> None:
-    async with local_mesh(plan, partial(tell, console)) as mesh:
-        interrupts.on_first = partial(tell, console, STOPPING)
+    async with local_mesh(plan, partial(print_line, console)) as mesh:
+        interrupts.on_first = partial(print_line, console, STOPPING)
         interrupts.on_second = mesh.kill
         with ProgressView(console) as progress:
             state = await mesh.wait_until_ready(progress.show_state)
         console.print(plan_table(state))
         console.print()
         scheme = "https" if plan.is_api_tls else "http"
-        tell(console, f"ready at {plan.target}, and at {scheme}://{plan.http}/v1; ask with:")
-        tell(console, f'  stagemesh infer "Why is the sky blue?"{_target_option(plan.target)}')
-        tell(console, "Ctrl-C stops it")
+        print_line(console, f"ready at {plan.target} and {scheme}://{plan.http}/v1; test it with:")
+        target = "" if plan.target == ADDRESS_DEFAULTS.grpc else f" --target {plan.target}"
+        print_line(console, f'  stagemesh infer "Why is the sky blue?"{target}')
+        print_line(console, "Ctrl-C stops it")
         await mesh.watch(lambda now: progress.show_phase(now.phase))
-
-
-def _target_option(target: str) -> str:
-    return "" if target == ADDRESS_DEFAULTS.grpc else f" --target {target}"

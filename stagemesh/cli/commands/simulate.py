@@ -1,4 +1,4 @@
-"""Owns `stagemesh simulate`: a trace replayed on a virtual clock, policy beside policy."""
+"""Implements `stagemesh simulate`: replays a trace on a virtual clock, to compare policies."""
 
 import json
 import sys
@@ -46,44 +46,44 @@ def simulate(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     plot: Picture = None,
 ) -> None:
-    """Replay requests on a virtual clock through the real scheduler and modelled stages.
+    """Replay requests on a virtual clock through the real scheduler and simulated stages.
 
-    Stages take measured times of Llama-2-70B or BLOOM-176B on A100 or H100, with noise. Without
-    --trace, a scenario makes the requests: steady, flip, slow-stage, slow-link, small-cache,
+    Step times are measurements of Llama-2-70B or BLOOM-176B on A100 or H100, with noise. Without
+    --trace, a scenario generates the requests: steady, flip, slow-stage, slow-link, small-cache,
     heavy-head, bursts, azure-code or mooncake.
 
     Parameters
     ----------
     trace
-        Requests to replay: the Azure LLM inference trace (.csv) or Mooncake's (.jsonl).
+        Trace file to replay: the Azure LLM inference trace (.csv) or Mooncake's (.jsonl).
     scenario
-        What is asked without --trace, and what happens to the pipeline.
+        Requests without --trace, and events in the pipeline.
     plan
-        Layers of each stage, as 10,30,40; together all of the model's. [default: four equal stages]
+        Number of layers of each stage, such as 10,30,40. [default: four equal stages]
     hardware
-        Model, device, and devices of a stage, as in simulator/data/splitwise_times.csv.
+        Model, device, and devices per stage, as in simulator/data/splitwise_times.csv.
     policy
-        One policy, or all of them side by side.
+        One batching policy, or all of them for comparison.
     rate
-        Requests a second. [default: as recorded; 8 for a scenario]
+        Requests per second. [default: as recorded; 8 for a scenario]
     requests
-        How many. [default: the whole trace; 500 for a scenario]
+        Number of requests. [default: the whole trace; 500 for a scenario]
     step_tokens
-        Token budget of the policies fixed and vllm.
+        Tokens per microbatch of the policies fixed and vllm.
     ttft
         Target for the time to the first token, in seconds.
     tpot
         Target for the time per output token, in seconds.
     link_seconds
-        Delay of each hop between stages.
+        Latency of each hop between stages, in seconds.
     find_goodput
-        Also search the highest rate at which 90% of requests meet both targets.
+        Also search for the highest rate at which 90% of requests meet both targets.
     seed
-        Of the noise, and of a scenario's requests.
+        Random seed of the noise and of a scenario's requests.
     as_json
-        Print one JSON object, for programs.
+        Print one JSON object, for scripts.
     plot
-        Write a PNG of the stages' timeline; with several policies, one beside it for each.
+        Write a PNG file with the stages' timeline; with several policies, one file for each.
     """
     setting = _setting(scenario, plan, hardware, link_seconds, ttft, tpot)
     load = _load(setting, trace, rate, requests, seed)
@@ -92,14 +92,14 @@ def simulate(
     comparison = Comparison()
     policies: Sequence[PolicyName] = POLICY_NAMES if policy == "all" else (policy,)
     for name in policies:
-        its = contender(name, setting, step_tokens)
+        entry = contender(name, setting, step_tokens)
         started = time.perf_counter()
-        result = replay(setting, load, its, seed)
+        result = replay(setting, load, entry, seed)
         comparison.seconds[name] = time.perf_counter() - started
-        comparison.summaries[name] = summary_of(setting, result, its)
+        comparison.summaries[name] = summary_of(setting, result, entry)
         comparison.insights[name] = result.insight
         if find_goodput:
-            comparison.goodputs[name] = goodput(setting, its, len(load), seed)
+            comparison.goodputs[name] = goodput(setting, entry, len(load), seed)
         if plot is not None:
             file = plot if len(policies) == 1 else plot.with_stem(f"{plot.stem}-{name}")
             draw_timeline(result.spans, result.num_stages, file, name)
@@ -121,7 +121,7 @@ def _setting(
 ) -> Scenario:
     scenarios = make_scenarios()
     if name not in scenarios:
-        problem = f"{name!r} is none of {', '.join(scenarios)}"
+        problem = f"{name!r} is not one of {', '.join(scenarios)}"
         raise InvalidRequestError(field="--scenario", problem=problem)
     base = scenarios[name].on(hardware, plan)
     pipeline = base.pipeline

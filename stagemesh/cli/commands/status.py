@@ -1,4 +1,4 @@
-"""Owns `stagemesh status`: one picture of a running mesh."""
+"""Implements `stagemesh status`: one snapshot of a running mesh."""
 
 import json
 import sys
@@ -37,22 +37,23 @@ def status(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:
-    """Show a mesh's plan, workers, stages, hops and load.
+    """Show the plan, workers, stages, hops and load of a mesh.
 
-    Seconds, frames and bytes are sums since the epoch began, that is, since the pipeline was
-    last put together.
+    Seconds, frames and bytes are totals of the current epoch, which starts when a pipeline is
+    formed and ends when it changes or fails.
 
     Parameters
     ----------
     target
-        The API of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
+        Address of the coordinator's gRPC API, or its --mesh address. [default: 127.0.0.1:50050, or
         127.0.0.1:50051 with --tls-dir]
     api_key
-        The key that the API asks for; others cannot see its environment variable.
+        API key. Prefer its environment variable: other users of this machine can read command
+        lines.
     scheduler
-        Show instead what the batching policy steers by, and where idle time went.
+        Show instead the state of the batching policy, and the causes of idle time.
     as_json
-        Print one JSON object, for programs.
+        Print one JSON object, for scripts.
     """
     tls = security.channel_tls(Role.COORDINATOR)
     with Client(target or security.default_target, api_key=api_key, tls=tls) as client:
@@ -80,7 +81,7 @@ def _scheduler_tables(state: MeshState) -> Iterator[Table]:
 def _tables(state: MeshState) -> Iterator[Table]:
     plan = plan_table(state)
     if not plan.row_count:
-        # No pipeline stands: what is known of stages is that of the last one.
+        # No pipeline is formed: stages would show the previous one.
         if state.workers:
             yield worker_table(state.workers)
         return

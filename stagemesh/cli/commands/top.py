@@ -1,4 +1,4 @@
-"""Owns `stagemesh top`: a running mesh in the terminal, live."""
+"""Implements `stagemesh top`: a live view of a running mesh."""
 
 import time
 from typing import Annotated
@@ -26,24 +26,25 @@ def top(
     interval: Annotated[float, Parameter(validator=Number(gt=0))] = 1.0,
     security: OperatorSecurityOptions = OPERATOR_SECURITY_DEFAULTS,
 ) -> None:
-    """Watch a mesh: replicas, stages, queue, tokens per second; Ctrl-C ends it.
+    """Show replicas, stages, queue and tokens per second of a mesh live, until Ctrl-C.
 
-    Busy and bubble are shares of the time between two pictures. A mesh that does not answer is
-    asked again until it does.
+    Busy and bubble are fractions of the time between two updates. A mesh that does not answer is
+    polled until it does.
 
     Parameters
     ----------
     target
-        The API of the mesh or the coordinator's --mesh address. [default: 127.0.0.1:50050, or
+        Address of the coordinator's gRPC API, or its --mesh address. [default: 127.0.0.1:50050, or
         127.0.0.1:50051 with --tls-dir]
     api_key
-        The key that the API asks for; others cannot see its environment variable.
+        API key. Prefer its environment variable: other users of this machine can read command
+        lines.
     interval
-        Seconds from one picture to the next.
+        Seconds between updates.
     """
     console = Console()
     if not console.is_terminal:
-        problem = "needs a terminal; for programs there is `stagemesh status --json`"
+        problem = "it needs a terminal; scripts can use `stagemesh status --json`"
         raise InvalidRequestError(field="top", problem=problem)
     tls = security.channel_tls(Role.COORDINATOR)
     api = Client(target or security.default_target, api_key=api_key, tls=tls)
@@ -56,10 +57,10 @@ def top(
 
 
 def _next(client: Client, before: MeshState | None) -> tuple[RenderableType, MeshState | None]:
-    """One picture and the snapshot that the next one is compared with."""
+    """The next screen, and the snapshot for the one after it."""
     try:
         now = client.state()
     except StagemeshRpcError as error:
-        lost = Text(f"no answer: {error}; asking again", style="bold red")
-        return (lost if before is None else Group(lost, picture(before, None))), before
+        notice = Text(f"no answer: {error}; retrying", style="bold red")
+        return (notice if before is None else Group(notice, picture(before, None))), before
     return picture(now, before), now

@@ -1,4 +1,4 @@
-"""Owns `stagemesh version`: what is installed, for bug reports."""
+"""Implements `stagemesh version`: installed versions, for bug reports."""
 
 import platform
 import sys
@@ -11,7 +11,7 @@ _PACKAGES = ("torch", "grpcio", "protobuf", "transformers", "tokenizers", "safet
 
 
 def version() -> None:
-    """Show the versions of stagemesh and of what it stands on."""
+    """Show the versions of stagemesh and of the packages that it uses."""
     lines = [
         f"stagemesh {VERSION} (protocol {PROTOCOL_VERSION})",
         f"python {platform.python_version()} on {platform.platform()}",
@@ -24,4 +24,4 @@ def _version_of(package: str) -> str:
     try:
         return installed_version(package)
     except PackageNotFoundError:
-        return "is not installed"
+        return "(not installed)"

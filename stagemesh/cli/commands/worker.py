@@ -1,4 +1,4 @@
-"""Owns `stagemesh worker`: one worker process."""
+"""Implements `stagemesh worker`: one worker process."""
 
 import os
 
@@ -29,29 +29,30 @@ def worker(
     logs: ProcessLogOptions = PROCESS_LOG_DEFAULTS,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Run one worker: it joins a coordinator, which tells it what part of the model to run.
+    """Run one worker, which joins a coordinator and runs the layers that it assigns.
 
-    SIGTERM has it leave without loss: what it runs is finished or goes on elsewhere, then it exits.
+    After SIGTERM the worker leaves the mesh without loss: its requests finish or move to another
+    worker, and then it exits.
 
     Parameters
     ----------
     coordinator
         The coordinator's --mesh address.
     listen
-        Where this worker takes frames from the stage before; others must reach it there.
-        Port 0 takes a free one.
+        Listening address of this worker, for the coordinator and for other workers. Port 0 is any
+        free port.
     advertise
-        Where others reach it, when that is not where it listens. [default: --listen; for all
-        interfaces, the address that faces the coordinator]
+        Address at which others reach this worker. [default: --listen; for all interfaces, the one
+        that faces the coordinator]
     metrics
-        Where Prometheus reads this worker's metrics; it finds it through the coordinator.
+        Address of this worker's Prometheus metrics; the coordinator's /sd route lists it.
     model_path
-        The model on this node, where it is not what the coordinator calls it.
+        Path of the model on this machine, if it differs from the coordinator's MODEL.
     exit_with_parent
-        Stop when standard input ends.
+        Stop when standard input closes.
     """
     check_conflicts({"--listen": listen, "--metrics": metrics})
-    # Here, so that other commands do not wait seconds for torch.
+    # Imported here, because torch takes seconds, for which other commands would wait.
     from runtime.host.logs import configure_logging
     from runtime.rpc.tls import Role
     from simulator.model.pacing import read_pace

@@ -1,6 +1,6 @@
-"""Owns the options that commands share, but for those on keys and TLS, which `security.py` owns.
+"""Declares the options that several commands share, except API keys and TLS (`security.py`).
 
-Every option has an environment variable STAGEMESH_<OPTION>. Nothing here acts on a value.
+Every option has an environment variable STAGEMESH_<OPTION>.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _PLAN = Group("Plan", sort_key=1)
 _BATCHING = Group("Batching", sort_key=2)
 _DEVICE = Group("Device", sort_key=3)
 _ADDRESSES = Group("Addresses", sort_key=4)
-_LIFE = Group("Life", sort_key=8)
+_LIFE = Group("Lifecycle", sort_key=8)
 _LOGS = Group("Logs", sort_key=9)
 
 
@@ -46,54 +46,55 @@ def _check_stages(type_: Any, plan: "PlanOptions | None") -> None:
     if plan.pp and plan.layers and plan.pp != len(plan.layers):
         raise ValueError(
             f"--pp {plan.pp} does not match --layers, which names {len(plan.layers)} stages; "
-            "leave one of them out"
+            "give only one of them"
         )
     if len(plan.tp) not in (1, plan.num_stages):
         raise ValueError(
-            f"--tp names {len(plan.tp)} stages of {plan.num_stages}; give one number, or one each"
+            f"--tp names {len(plan.tp)} stages of {plan.num_stages}; give one number for all "
+            "stages, or one per stage"
         )
 
 
 @Parameter(name="*", group=_PLAN, validator=_check_stages)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """How the model is cut, and what every stage is told."""
+    """How the model is partitioned over workers."""
 
     pp: Positive | None = None
-    """Pipeline stages. [default: one, or as many as --layers or --tp names]"""
+    """Number of pipeline stages. [default: 1, or the length of --layers or --tp]"""
 
     tp: Annotated[Ranks, Parameter(show_default=False)] = (1,)
-    """Tensor-parallel ranks of each stage, one worker each: as 2, or 2,1,3. [default: 1]"""
+    """Tensor-parallel ranks per stage, one worker each: 2 for all, or 2,1,3. [default: 1]"""
 
     backend: Literal["auto", "shm", "gloo", "nccl"] = "auto"
-    """How the ranks of a stage exchange data; auto: nccl on CUDA, or shared memory."""
+    """Communication between ranks of a stage; auto is nccl on GPUs, otherwise shared memory."""
 
     collective_timeout: Wait = 30.0
-    """Seconds that a rank waits for the others of its stage."""
+    """Seconds that a rank waits for the other ranks of its stage before it fails."""
 
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Receive, compute, send and, with ranks, add up at once; auto: if it pays; off: in turns."""
+    """Overlap communication with computation; auto decides by the expected gain."""
 
     dp: Replicas = 1
-    """Replicas, at most 64: whole pipelines that share the requests."""
+    """Number of replicas, complete pipelines that share the requests; at most 64."""
 
     layers: Layers | None = None
-    """Layers of each stage, as 3,20,7. [default: balanced by cost]"""
+    """Number of layers of each stage, such as 3,20,7. [default: balanced by cost]"""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Numbers of the model; auto: the checkpoint's where fast, or float32."""
+    """Data type of weights; auto is the checkpoint's if all devices are fast at it, or float32."""
 
     max_model_len: Positive | None = None
-    """Longest prompt plus answer, in tokens. [default: what model and memory allow]"""
+    """Most tokens of prompt and answer together. [default: limited by model and memory]"""
 
     @property
     def num_stages(self) -> int:
-        """Stages asked for."""
+        """The number of stages of one replica."""
         return self.pp or len(self.layers or ()) or len(self.tp)
 
     @property
     def num_workers(self) -> int:
-        """Workers of all replicas."""
+        """The number of workers of all replicas."""
         num_ranks = sum(self.tp) if len(self.tp) > 1 else self.tp[0] * self.num_stages
         return num_ranks * self.dp
 
@@ -101,52 +102,52 @@ class PlanOptions:
 @Parameter(name="*", group=_BATCHING)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingOptions:
-    """How requests share the mesh."""
+    """How requests are scheduled and batched."""
 
     kv_memory: Annotated[Size, Parameter(show_default=False)] = 0
-    """Memory for the KV cache of each worker, as 2GiB. [default: the worker chooses]"""
+    """KV cache of each worker, such as 2GiB. [default: chosen from free memory]"""
 
     block_size: BlockSize = 16
-    """Tokens in one KV block, at most 1024."""
+    """Tokens per KV cache block, at most 1024."""
 
     max_sequences: MaxSequences = 64
-    """Sequences that run at the same time, at most 4096."""
+    """Most sequences that run at the same time in a replica, up to 4096."""
 
     max_step_tokens: MaxStepTokens = 512
-    """Tokens of one microbatch, at most 65536: longer prompts go in chunks."""
+    """Most tokens in one microbatch, up to 65536; longer prompts are split into chunks."""
 
     policy: PolicyName = "adaptive"
-    """What decides on the work of each microbatch; docs/scheduling.md compares them."""
+    """Batching policy, which composes microbatches; docs/scheduling.md compares them."""
 
     tpot: Seconds | None = None
-    """Time per output token that the policy adaptive keeps to, in seconds. [default: none]"""
+    """Target seconds per output token (TPOT) of the policy adaptive. [default: none]"""
 
     steps_in_flight: Positive | None = None
-    """Most microbatches under way at once. [default: one a stage, two with adaptive]"""
+    """Most microbatches in flight. [default: one per stage; with adaptive, two]"""
 
     max_waiting: MaxWaiting = 1024
-    """Prompts that may wait, at most 1000000; more are refused."""
+    """Most prompts in the queue, up to 1000000; further requests are rejected."""
 
     prefix_cache: Literal["on", "off"] = "on"
-    """Compute what prompts begin with in common only once, while it is in the KV cache."""
+    """Reuse cached KV blocks for prompts that start with the same tokens."""
 
 
 @Parameter(name="*", group=_DEVICE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
-    """What a worker computes on."""
+    """The device and threads of a worker."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of each worker; auto: its GPU if this machine has any."""
+    """Device of each worker; auto is a GPU if this machine has one, otherwise the CPU."""
 
     device_sharers: Positive = 1
-    """Workers that share a GPU, and divide its memory for their KV caches."""
+    """Number of workers that share each GPU and divide its memory for KV caches."""
 
     threads: Threads | None = None
-    """CPU threads of each worker. [default: the cores, divided by the workers started here]"""
+    """CPU threads of each worker. [default: cores divided by workers on this machine]"""
 
     paced: Path | None = None
-    """Compute nothing: take the times that this JSON file models, as in docs/scheduling.md."""
+    """Simulate step times from this JSON file instead of computing; see docs/scheduling.md."""
 
 
 def _check_addresses(type_: Any, addresses: "AddressOptions | None") -> None:
@@ -163,61 +164,61 @@ def _check_addresses(type_: Any, addresses: "AddressOptions | None") -> None:
 @Parameter(name="*", group=_ADDRESSES, validator=_check_addresses)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressOptions:
-    """Where a coordinator listens, and what its HTTP API takes; port 0 takes a free one."""
+    """Listening addresses of a coordinator, and limits of requests; port 0 is any free port."""
 
     grpc: Address = "127.0.0.1:50050"
-    """The gRPC API for clients."""
+    """Address of the gRPC API for clients."""
 
     http: Address = "127.0.0.1:8000"
-    """The HTTP API for clients: OpenAI's API, probes and metrics."""
+    """Address of the HTTP API for clients: OpenAI's API, health checks and metrics."""
 
     mesh: Address = "127.0.0.1:50051"
-    """The API for workers, and for operators."""
+    """Address that workers join, and that operators' commands use."""
 
     max_request_size: Annotated[RequestSize, Parameter(show_default=False)] = 4 * 2**20
-    """Largest request at either API, at most 16MiB. [default: 4MiB]"""
+    """Largest request that the APIs accept, up to 16MiB. [default: 4MiB]"""
 
     cors_origins: Origins | None = None
-    """Web pages of these origins, as https://a.org, may call the HTTP API; * is all."""
+    """Origins whose web pages may call the HTTP API, such as https://a.org; * allows all."""
 
 
 @Parameter(name="*", group=_LIFE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOptions:
-    """How a process ends."""
+    """How a process shuts down."""
 
     grace: Wait = 10.0
-    """Seconds that what runs may take to end, or to go on elsewhere, after a stop."""
+    """Seconds that running requests have to finish, or to move, after a stop signal."""
 
 
 @Parameter(name="*", group=_LIFE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeOptions(StopOptions):
-    """How a mesh ends, and lives on."""
+    """How a mesh shuts down, and how it recovers."""
 
     replan_after: Wait = 20.0
-    """Seconds to wait for missing workers before making do with fewer stages."""
+    """Seconds to wait for missing workers before serving with fewer stages."""
 
 
 @Parameter(name="*", group=_LOGS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """What is logged, on standard error."""
+    """The log, on standard error."""
 
     log_level: LogLevel = "warning"
-    """The least severe events to show."""
+    """Lowest severity of events that are logged."""
 
     log_json: Annotated[bool, Flag] = False
-    """One JSON object a line."""
+    """Log one JSON object per line."""
 
 
 @Parameter(name="*", group=_LOGS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLogOptions(LogOptions):
-    """What is logged by a command that shows nothing else."""
+    """The log of a command that runs one process of a mesh."""
 
     log_level: LogLevel = "info"
-    """The least severe events to show."""
+    """Lowest severity of events that are logged."""
 
 
 PLAN_DEFAULTS = PlanOptions()

@@ -1,4 +1,4 @@
-"""Owns the way from options to processes on this machine, for the commands that start a mesh."""
+"""Converts options into a coordinator's options and into launch plans, and checks them."""
 
 import os
 from dataclasses import dataclass, fields, replace
@@ -13,7 +13,6 @@ from runtime.host.devices import visible_gpus
 from runtime.host.memory import total_memory_bytes
 from runtime.model_config.model_config import load_model_config
 from runtime.rpc.tls import Role
-from stagemesh.cli.options.arguments import as_arguments
 from stagemesh.cli.options.common import (
     ADDRESS_DEFAULTS,
     BATCHING_DEFAULTS,
@@ -27,6 +26,7 @@ from stagemesh.cli.options.common import (
     PlanOptions,
     StopOptions,
 )
+from stagemesh.cli.options.option_types import as_arguments
 from stagemesh.cli.options.security import (
     ACCESS_DEFAULTS,
     API_SECURITY_DEFAULTS,
@@ -42,13 +42,13 @@ from stagemesh.launcher.worker_supervisor import WorkerLaunchPlan
 from stagemesh.units import format_size
 
 FIRST_WORKER_ADDRESS = "127.0.0.1:50100"
-# What Python, torch and gRPC take in each process at least.
+# The least memory of a worker process: Python, torch and gRPC.
 PROCESS_BYTES = 300 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class MeshOptions:
-    """The groups of options that say what a mesh is to be, of a command that starts one."""
+    """The option groups of a command that starts a coordinator."""
 
     plan: PlanOptions = PLAN_DEFAULTS
     batching: BatchingOptions = BATCHING_DEFAULTS
@@ -60,12 +60,12 @@ class MeshOptions:
 
     @property
     def groups(self) -> tuple[object, ...]:
-        """All of them, in order."""
+        """All groups, in order of declaration."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
 def coordinator_options(model: str, mesh: MeshOptions) -> CoordinatorOptions:
-    """What the command line says, in the coordinator's own words; raises `CertificateError`."""
+    """The coordinator's options for these groups; raises `CertificateError`."""
     plan, batching, addresses, access = mesh.plan, mesh.batching, mesh.addresses, mesh.access
     return CoordinatorOptions(
         model=model,
@@ -106,10 +106,10 @@ def coordinator_options(model: str, mesh: MeshOptions) -> CoordinatorOptions:
 
 
 def check_options(options: CoordinatorOptions, progress: ProgressView) -> None:
-    """Downloads or converts the model where needed, and refuses at once what can be seen now.
+    """Prepares the model and checks the options, so that errors appear before processes start.
 
-    The processes find the model in the cache then. Raises what the coordinator would report: a
-    API is open to others, keys or the model are not there or broken, the layers do not add up.
+    Downloads or converts the model into the cache if needed. Raises what the coordinator would
+    report: an unprotected API, unusable keys, a missing model, layers that do not add up.
     """
     check_listen_addresses(options)
     folder = resolve_model(options.model, progress=progress.show_preparation)
@@ -123,9 +123,9 @@ def make_launch_plan(
 ) -> LaunchPlan:
     """The processes to start.
 
-    Raises `NotEnoughMemoryError` if this machine cannot hold the KV caches that were asked for,
-    `PortTakenError` if an API's address is in use, `InvalidRequestError` for a device, a backend
-    or a number of workers that this machine cannot have, and `CertificateError`.
+    Raises `NotEnoughMemoryError` if the KV caches exceed this machine's memory, `PortTakenError`
+    if an address is in use, `InvalidRequestError` if this machine lacks the device, the backend or
+    the memory for the workers, and `CertificateError`.
     """
     num_workers, life, security = mesh.plan.num_workers, mesh.life, mesh.mesh_security
     security.tls(Role.WORKER)
@@ -134,7 +134,7 @@ def make_launch_plan(
     _check_gpus(device.device, mesh.plan.backend, gpus)
     apis = _reserved(mesh.addresses)
     mesh = replace(mesh, addresses=apis)
-    device = shared_out(device, num_workers, gpus)
+    device = divide_device(device, num_workers, gpus)
     return LaunchPlan(
         coordinator=("coordinator", model, *as_arguments(*mesh.groups, logs)),
         workers=WorkerLaunchPlan(
@@ -157,29 +157,29 @@ def make_launch_plan(
 
 
 def _reserved(addresses: AddressOptions) -> AddressOptions:
-    """The same APIs, each at a port that is free and no other's."""
+    """The same addresses with port 0 replaced by distinct free ports."""
     grpc = reserve(addresses.grpc, "--grpc")
     http = reserve(addresses.http, "--http", taken=(grpc,))
     mesh = reserve(addresses.mesh, "--mesh", taken=(grpc, http))
     return replace(addresses, grpc=grpc, http=http, mesh=mesh)
 
 
-def shared_out(device: DeviceOptions, num_workers: int, gpus: tuple[str, ...]) -> DeviceOptions:
-    """Options for each of `num_workers`, which divide the cores and, if they must, the GPUs."""
+def divide_device(device: DeviceOptions, num_workers: int, gpus: tuple[str, ...]) -> DeviceOptions:
+    """The options of each worker when `num_workers` divide the cores and the GPUs."""
     threads = device.threads or max(1, (os.cpu_count() or 1) // num_workers)
     sharers = max(device.device_sharers, -(-num_workers // len(gpus)) if gpus else 1)
     return replace(device, threads=threads, device_sharers=sharers)
 
 
 def gpus_for(device: str) -> tuple[str, ...]:
-    """The GPUs that workers on `device` share out; none for CPUs."""
+    """The GPUs for workers on `device`; empty for CPUs."""
     return () if device == "cpu" else visible_gpus()
 
 
 def _check_gpus(device: str, backend: str, gpus: tuple[str, ...]) -> None:
     for option, value, needing in (("--device", device, "cuda"), ("--backend", backend, "nccl")):
         if value == needing and not gpus:
-            problem = f"{value} needs GPUs, and this machine offers none; leave it at auto"
+            problem = f"{value} needs a GPU, and this machine has none; use auto"
             raise InvalidRequestError(field=option, problem=problem)
 
 
@@ -188,9 +188,9 @@ def _check_memory(kv_memory_bytes: int, num_workers: int) -> None:
     process_bytes, needed_bytes = num_workers * PROCESS_BYTES, num_workers * kv_memory_bytes
     if process_bytes > available_bytes:
         problem = (
-            f"{num_workers} workers take {format_size(process_bytes)} before they hold any weights,"
-            f" and this machine has {format_size(available_bytes)}; ask for fewer, or spread them "
-            "over several machines"
+            f"{num_workers} workers take {format_size(process_bytes)} before they load any weights,"
+            f" and this machine has {format_size(available_bytes)}; use fewer workers, or several "
+            "machines"
         )
         raise InvalidRequestError(field="--pp, --tp, --dp", problem=problem)
     if needed_bytes > available_bytes:

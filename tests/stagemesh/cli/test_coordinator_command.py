@@ -1,4 +1,4 @@
-"""What `stagemesh coordinator` tells the coordinator that it runs."""
+"""The options that `stagemesh coordinator` passes to the coordinator."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("has_launcher", [False, True])
-def test_coordinator_waits_for_workers_from_before_only_where_no_launcher_starts_them(
+def test_coordinator_settle_time_is_zero_under_a_launcher(
     has_launcher: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[CoordinatorOptions] = []
+    received: list[CoordinatorOptions] = []
     command = sys.modules["stagemesh.cli.commands.coordinator"]
     monkeypatch.setattr(command, "check_options", lambda options, progress: None)
     monkeypatch.setattr(command, "configure_logging", lambda *_: None)
-    monkeypatch.setattr(server, "run_coordinator", told.append)
+    monkeypatch.setattr(server, "run_coordinator", received.append)
     app(("coordinator", "m", *(["--exit-with-parent"] if has_launcher else [])))
-    (options,) = told
+    (options,) = received
     assert options.exit_with_parent == has_launcher
     assert (options.settle_seconds == 0.0) == has_launcher

@@ -1,4 +1,4 @@
-"""The health probe and its exit code, against servers whose health is as told."""
+"""`stagemesh health` and its exit code, against servers with a given health."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ API, WORKER = "stagemesh.v1.Inference", "stagemesh.v1.Stage"
 
 @pytest.fixture
 def servicer() -> health.aio.HealthServicer:
-    """Says that it is alive, and knows no service."""
+    """Alive, without any registered service."""
     return health.aio.HealthServicer()
 
 
@@ -71,7 +71,7 @@ async def test_health_while_shutting_down_exits_one(
     assert "is shutting down" in capsys.readouterr().err
 
 
-async def test_health_ready_of_another_server_says_that_it_is_none_of_ours(
+async def test_health_ready_of_another_server_exits_one(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await probe("--ready", address) == 1

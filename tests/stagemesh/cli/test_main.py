@@ -34,7 +34,7 @@ def test_version_exits_zero_and_names_the_packages(
     assert "torch" in capsys.readouterr().out
 
 
-def test_interrupt_while_the_command_line_is_imported_ends_it_quietly(tmp_path: Path) -> None:
+def test_interrupt_during_import_exits_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "cyclopts.py").write_text("raise KeyboardInterrupt")
     command = (sys.executable, "-m", "stagemesh", "version")
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -42,11 +42,11 @@ def test_interrupt_while_the_command_line_is_imported_ends_it_quietly(tmp_path: 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_word_too_many_is_named_with_what_may_be_meant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_arguments_are_listed_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main("infer", "Why", "is", "the", "sky", "blue?") == 2
     shown = " ".join(capsys.readouterr().err.split())
-    assert "Nothing is meant to follow here: 'is', 'the', 'sky', 'blue?'." in shown
-    assert "in quotes" in shown
+    assert "Unexpected arguments: 'is', 'the', 'sky', 'blue?'." in shown
+    assert "Put text with spaces in" in shown
 
 
 def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +55,7 @@ def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("infer", "hi", "--target", "127.0.0.1:1"), "no mesh answers at 127.0.0.1:1"),
         (("status", "--target", "127.0.0.1:1"), "stagemesh serve MODEL"),
@@ -81,14 +81,14 @@ def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_failure_exits_one_with_one_line(
     arguments: tuple[str, ...],
-    says: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_main(*arguments) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
-    assert says in lines[0]
+    assert message in lines[0]
 
 
 def test_infer_with_dash_reads_standard_input(
@@ -100,25 +100,25 @@ def test_infer_with_dash_reads_standard_input(
 
 
 @pytest.mark.parametrize("bad", ["not UTF-8: \udcff", "\ud800"])
-def test_infer_with_a_prompt_that_is_not_text_is_refused(
+def test_infer_prompt_that_is_not_utf8_is_rejected(
     bad: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_main("infer", bad) == 1
-    assert "is not text in UTF-8" in capsys.readouterr().err
+    assert "UTF-8" in capsys.readouterr().err
 
 
-def test_variable_that_is_not_text_is_refused(
+def test_variable_that_is_not_utf8_is_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("STAGEMESH_MODEL", "mod\udcffel")
     assert run_main("prepare") == 1
     assert capsys.readouterr().err == (
-        "error: 'mod\\udcffel' is not text in UTF-8; type or name it anew\n"
+        "error: 'mod\\udcffel' is not valid UTF-8 text; type it again\n"
     )
 
 
 class LoadingMesh:
-    """In place of `Client`: a mesh that is not ready, and still answers in a moment."""
+    """Replaces `Client`: a mesh that is not ready, but answers."""
 
     def __init__(self, state: MeshState) -> None:
         self._state = state
@@ -147,7 +147,7 @@ def _loading_mesh(
 
 
 @pytest.mark.usefixtures("_loading_mesh")
-def test_infer_of_a_mesh_that_is_not_ready_says_what_it_waits_for(
+def test_infer_of_a_mesh_that_is_not_ready_prints_its_phase(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_main("infer", "hi") == 0
@@ -157,7 +157,7 @@ def test_infer_of_a_mesh_that_is_not_ready_says_what_it_waits_for(
 
 
 @pytest.mark.usefixtures("_loading_mesh")
-def test_infer_on_a_terminal_of_few_characters_prints_the_others_as_a_question_mark(
+def test_infer_prints_characters_outside_the_terminals_encoding_as_question_marks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written = io.BytesIO()
@@ -179,7 +179,7 @@ def test_infer_on_a_terminal_of_few_characters_prints_the_others_as_a_question_m
         (ZeroDivisionError("ours"), 70),
     ],
 )
-def test_what_a_command_raises_decides_the_exit_code(
+def test_exception_of_a_command_determines_the_exit_code(
     raised: BaseException,
     code: int,
     monkeypatch: pytest.MonkeyPatch,

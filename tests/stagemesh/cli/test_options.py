@@ -1,4 +1,4 @@
-"""The command line: what it accepts, what it refuses, and the environment behind it."""
+"""Parsing of command lines and environment variables."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from cyclopts import CycloptsError
 from rich.console import Console
 
 from stagemesh.cli import app
-from stagemesh.cli.options.arguments import as_arguments
 from stagemesh.cli.options.common import (
     AddressOptions,
     BatchingOptions,
@@ -16,6 +15,7 @@ from stagemesh.cli.options.common import (
     PlanOptions,
     ProcessLogOptions,
 )
+from stagemesh.cli.options.option_types import as_arguments
 
 COMMANDS = (
     "serve",
@@ -31,16 +31,16 @@ COMMANDS = (
 
 
 def parse(*tokens: str) -> dict[str, Any]:
-    """The arguments that a command's function would get."""
+    """The arguments of the command's function."""
     _, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
     return {**bound.arguments}
 
 
-def test_serve_without_options_leaves_every_default() -> None:
+def test_serve_without_options_uses_defaults() -> None:
     assert parse("serve", "smollm2") == {"model": "smollm2"}
 
 
-def test_serve_with_options_fills_its_groups() -> None:
+def test_serve_options_are_parsed_into_groups() -> None:
     arguments = parse(
         *("serve", "m", "--pp", "3", "--layers", "3,20,7", "--kv-memory", "2GiB"),
         *("--grpc", "0.0.0.0:1", "--threads", "4", "--log-json"),
@@ -53,7 +53,7 @@ def test_serve_with_options_fills_its_groups() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["-", "-1 + 1?", "--max-tokens is what?"])
-def test_infer_prompt_may_begin_with_a_hyphen(prompt: str) -> None:
+def test_infer_prompt_may_start_with_a_hyphen(prompt: str) -> None:
     assert parse("infer", "--target", "h:1", "--", prompt)["prompt"] == prompt
     assert parse("infer", "-", "--raw", "--max-tokens", "3") == {
         "prompt": "-",
@@ -88,7 +88,7 @@ def test_options_from_the_environment_apply_to_every_command(
         (("worker", "--coordinator", "h:1"), "STAGEMESH_MODEL_PATH"),
     ],
 )
-def test_variable_that_is_empty_is_none(
+def test_empty_variable_is_ignored(
     command: tuple[str, ...], variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = parse(*command)
@@ -96,7 +96,7 @@ def test_variable_that_is_empty_is_none(
     assert parse(*command) == without
 
 
-def test_variable_that_is_empty_is_not_a_value_that_must_be_given(
+def test_empty_variable_of_a_required_option_is_not_a_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STAGEMESH_COORDINATOR", "")
@@ -104,13 +104,15 @@ def test_variable_that_is_empty_is_not_a_value_that_must_be_given(
         parse("worker")
 
 
-def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_on_the_command_line_overrides_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("STAGEMESH_PP", "3")
     assert parse("serve", "m", "--pp", "2")["plan"] == PlanOptions(pp=2)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "says"),
+    ("tokens", "message"),
     [
         (("serve",), "MODEL"),
         (("serve", "m", "--nonsense"), "--nonsense"),
@@ -130,7 +132,7 @@ def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.Mo
         (("worker", "--coordinator", "h:5", "--advertise", "0.0.0.0:5"), "all interfaces"),
         (("worker", "--coordinator", "h:5", "--advertise", "[::]:5"), "all interfaces"),
         (("worker", "--coordinator", "h:5", "--advertise", "h:0"), "name the port"),
-        (("worker", "--coordinator", "0.0.0.0:50051"), "127.0.0.1 where all are on this one"),
+        (("worker", "--coordinator", "0.0.0.0:50051"), "127.0.0.1 if all run on this one"),
         (("infer", "hi", "--target", "h:0"), "name the port"),
         (("fault-proxy", "--to", "h:0"), "name the port"),
         (("serve", "m", "--block-size", "-1"), "Must be >= 1"),
@@ -163,10 +165,10 @@ def test_option_on_the_command_line_beats_the_environment(monkeypatch: pytest.Mo
         (("fault-proxy", "--to", "h:1", "--throttle", "0"), "from 1B"),
     ],
 )
-def test_command_line_with_a_mistake_says_what_is_wrong(tokens: tuple[str, ...], says: str) -> None:
+def test_command_line_with_a_mistake_is_explained(tokens: tuple[str, ...], message: str) -> None:
     with pytest.raises(CycloptsError) as caught:
         parse(*tokens)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +180,13 @@ def test_command_line_with_a_mistake_says_what_is_wrong(tokens: tuple[str, ...],
         ProcessLogOptions(log_level="debug", log_json=True),
     ],
 )
-def test_as_arguments_of_options_parses_back_to_them(options: object) -> None:
+def test_as_arguments_is_parsed_back_to_equal_options(options: object) -> None:
     arguments = parse("coordinator", "m", *as_arguments(options))
     assert options in arguments.values()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_explains_every_option_with_its_variable(
+def test_command_help_names_the_variable_of_every_option(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app([command, "--help"], console=Console(width=200))
