@@ -1,7 +1,7 @@
-"""Clients that come and go: many streams at once at both APIs, half of them left at random.
+"""Many streams at both APIs, half of which their clients leave at a random moment.
 
-Shows what is held afterwards (it must be nothing), and how late the coordinator's event loop was
-meanwhile, by its own `event_loop_lag_seconds`. Exits with 1 where something is left or failed.
+Prints the resources held afterwards (there must be none), and the lag of the coordinator's event
+loop during the load, from `event_loop_lag_seconds`. Exits with 1 if something is held or failed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Addresses:
 
 @dataclass(slots=True)
 class Churn:
-    """What became of the streams; `lag` counts loop timers by the bucket they were late for."""
+    """Outcomes of the streams; `lag` counts event loop timers by histogram bucket."""
 
     num_finished: int = 0
     num_left: int = 0
@@ -50,7 +50,7 @@ class Churn:
 
 
 async def churn(addresses: Addresses, num_streams: int, seconds: float, seed: int = 0) -> Churn:
-    """Keeps `num_streams` clients busy for so long, and waits for those who stay to the end."""
+    """Keeps `num_streams` clients busy for `seconds`, then waits for those that do not leave."""
     result = Churn()
     grpc_api = ApiAddress("grpc", addresses.grpc, None, None)
     http_api = ApiAddress("http", addresses.http, None, None)
@@ -71,7 +71,7 @@ async def churn(addresses: Addresses, num_streams: int, seconds: float, seed: in
 
 
 async def _visit(caller: Caller, source: random.Random, end: float, result: Churn) -> None:
-    """One client's visits, one after the other; every second one is broken off."""
+    """One client's consecutive requests, of which it leaves every second one."""
     while time.perf_counter() < end:
         length = source.randint(4, 48)
         prompt = tuple(source.randint(3, 200) for _ in range(length))
@@ -88,7 +88,7 @@ async def _visit(caller: Caller, source: random.Random, end: float, result: Chur
 
 
 async def lag_counts(http: str) -> dict[float, float]:
-    """How many of the coordinator's loop timers were late by at most each bound, so far."""
+    """Cumulative counts of the coordinator's loop timers, by upper bound of their lag."""
     async with httpx.AsyncClient(base_url=f"http://{http}", trust_env=False) as client:
         text = (await client.get("/metrics")).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -100,7 +100,7 @@ async def lag_counts(http: str) -> dict[float, float]:
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float:
-    """The value below which `share` lies, as Prometheus' `histogram_quantile` has it."""
+    """The `share` quantile, interpolated as Prometheus' `histogram_quantile` does."""
     bounds = sorted(counts)
     wanted, below, lower = share * counts[bounds[-1]], 0.0, 0.0
     for bound in bounds:
@@ -113,7 +113,7 @@ def quantile(counts: Mapping[float, float], share: float) -> float:
 
 
 def held(state: MeshState) -> dict[str, int]:
-    """What a mesh that nobody asks anything must not hold."""
+    """Requests, slots and blocks that an idle mesh must not hold."""
     things = {"running": state.num_running, "waiting": state.num_waiting}
     for replica in state.replicas:
         things[f"slots of replica {replica.replica}"] = replica.num_slots_used
@@ -121,7 +121,7 @@ def held(state: MeshState) -> dict[str, int]:
 
 
 async def until_idle(client: AsyncClient) -> dict[str, int]:
-    """What is still held once nothing is, or after a while."""
+    """Waits until nothing is held, or for a limited time; returns what is still held."""
     left: dict[str, int] = {}
     with suppress(TimeoutError):
         async with asyncio.timeout(_IDLE_SECONDS):

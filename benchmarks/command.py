@@ -1,6 +1,6 @@
-"""Owns what the benchmarks' command lines have in common: their help, their values, their errors.
+"""Shared parts of the benchmarks' command lines: help, value parsing, errors.
 
-What is wrong with a value is said before anything is measured.
+Invalid values are reported before anything is measured.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _MOST: Final = 10**6
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the lines of descriptions, and names every default that there is."""
+    """Keeps the line breaks of descriptions, and prints every default."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
@@ -33,7 +33,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefau
 def make_parser(
     name: str, about: str | None, takes: str, *examples: str
 ) -> argparse.ArgumentParser:
-    """For `python -m benchmarks.NAME`; `examples` are what comes after that."""
+    """Makes the parser of `python -m benchmarks.NAME`; `examples` are argument lists."""
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=about,
@@ -43,13 +43,13 @@ def make_parser(
 
 
 def epilog(name: str, takes: str, *examples: str) -> str:
-    """The end of a command's help."""
+    """Formats the examples at the end of a command's help."""
     lines = (f"    python -m benchmarks.{name} {example}".rstrip() for example in examples)
     return "\n".join((f"Takes {takes}.", "", "Examples:", *lines))
 
 
 def whole(least: int = 1, most: int = _MOST) -> Callable[[str], int]:
-    """Reads a whole number between these."""
+    """Parses an integer between bounds."""
 
     def read(text: str) -> int:
         try:
@@ -68,7 +68,7 @@ threads: Final = whole(most=1024)
 
 
 def above_zero(most: float = float(_MOST)) -> Callable[[str], float]:
-    """Reads a number above 0, which may have a fraction."""
+    """Parses a number above 0."""
 
     def read(text: str) -> float:
         try:
@@ -84,7 +84,7 @@ def above_zero(most: float = float(_MOST)) -> Callable[[str], float]:
 
 
 def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse`, whose ValueError then says what is wrong."""
+    """Wraps `parse`, so that argparse prints the message of its ValueError."""
 
     def read(text: str) -> T:
         try:
@@ -97,7 +97,7 @@ def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 @checked
 def new_file(text: str) -> Path:
-    """Reads the name of a file that can be written."""
+    """Parses the path of a writable file."""
     check_new_file(Path(text))
     return Path(text)
 
@@ -120,12 +120,12 @@ def run(command: Callable[[], object]) -> NoReturn:
 
 
 def ignore_interrupts() -> None:
-    """For a process that another one ends: a terminal's Ctrl-C reaches both of them."""
+    """Ignores Ctrl-C in a child process, which its parent ends: a terminal signals both."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _told(error: BaseException) -> str | None:
-    """What is for people in it; None for a bug, which needs its traceback."""
+    """The message of an expected error; None for a bug, which needs its traceback."""
     if isinstance(error, BaseExceptionGroup):
         texts = [_told(each) for each in error.exceptions]
         return None if None in texts else texts[0]

@@ -1,9 +1,9 @@
 """Measures one hop between two stages: `python -m benchmarks.hop` prints a table.
 
-Two processes on loopback, each with its own uvloop. The sender is the worker's own `NextStage`, the
-receiver its own epoch session, with a stage in it that computes nothing. A step's latency runs from
-the output being ready to the device's thread of the other process having it, the checked tensor in
-hand. Both read the same monotonic clock.
+Two processes on loopback, each with its own uvloop. The sender is the worker's stage sender, the
+receiver the worker's epoch session, with a stage that computes nothing. A step's latency lasts from
+the output being ready until the device thread of the other process has the checked tensor. Both
+read the same monotonic clock.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class HopFigures:
 
 
 class _Sink:
-    """Stands in for a Stage: tells the sender's process when the device got each step."""
+    """A stage that reports to the sender's process when the device received each step."""
 
     device = torch.device("cpu")
 
@@ -71,7 +71,7 @@ class _Sink:
 
 
 class _Arrivals:
-    """The sender's view of what the other process reports."""
+    """The arrivals that the other process reports."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -82,7 +82,7 @@ class _Arrivals:
         self._queue.put_nowait(self._connection.recv())
 
     async def of(self, step: int) -> float:
-        """When the device of the other process got `step`; ask in order."""
+        """The time at which the other process' device got `step`; call it in step order."""
         async with asyncio.timeout(_WAIT_SECONDS):
             number, arrived_at = await self._queue.get()
         assert number == step
@@ -187,7 +187,7 @@ def _size_name(size_bytes: int) -> str:
 
 @contextmanager
 def _other_process() -> Iterator[tuple[str, Connection]]:
-    """The receiving process: its address, and the connection on which arrivals are told."""
+    """Starts the receiving process; yields its address and the connection that reports arrivals."""
     context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
     ours, theirs = context.Pipe()
     process = context.Process(target=_receive, args=(theirs,), daemon=True)

@@ -1,7 +1,7 @@
 """Batching policies on running meshes; each COMMAND has its own --help.
 
-`policies`, `simulator` and `recovery` use paced workers (docs/scheduling.md): real processes and
-streams, modelled compute, so that four stages fit two cores. `smollm2` computes.
+`policies`, `simulator` and `recovery` use simulated workers (docs/scheduling.md): real
+processes and streams, modelled compute, so that four stages fit two cores. `smollm2` computes.
 """
 
 import argparse
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 SLOWED_STAGE = 1
 MAX_MODEL_LEN = 8192
 START_SECONDS = 0.3
-"""The canary is so much older than the first request, and changes count from its first step."""
+"""Seconds from the canary to the first request; changes count from the canary's step."""
 
 
 async def policies(options: argparse.Namespace, console: Console) -> None:
-    """Every policy under the same recorded load, one stage slowed by half in the middle."""
+    """Every policy under the same recorded load; one stage is slowed down in the middle."""
     trace = make_trace(options)
     changed_at = trace[-1].arrival / 2
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ async def simulator(options: argparse.Namespace, console: Console) -> None:
 
 
 async def recovery(options: argparse.Namespace, console: Console) -> None:
-    """Decodes only: cycles from a stage's slowing down until the rate is that of the new best."""
+    """Decodes only: cycles from a stage's slowdown until the rate reaches its new maximum."""
     pace = read_pace(options.paced)
     if not pace.changes:
         problem = f"{options.paced} has no stage that slows down; see docs/scheduling.md on changes"
@@ -104,7 +104,7 @@ async def recovery(options: argparse.Namespace, console: Console) -> None:
 
 
 async def smollm2(options: argparse.Namespace, console: Console) -> None:
-    """The bundled model in two computing stages under each policy, which take turns; medians."""
+    """The bundled model in two computing stages, policies measured in turns; medians."""
     table = compact_table(
         f"SmolLM2, 128 prompt tokens, {options.tokens} new ones, pp={options.pp}, "
         f"{options.repeats} repeats",
@@ -135,7 +135,7 @@ async def smollm2(options: argparse.Namespace, console: Console) -> None:
 
 
 def make_trace(options: argparse.Namespace) -> Trace:
-    """A recorded trace at a rate of requests, cut to what the bundled model's context holds."""
+    """A recorded trace at a rate of requests, truncated to the bundled model's context."""
     trace = make_scenarios()["azure-code"].make_trace(options.requests, options.rate, options.seed)
     return fit(trace, MAX_MODEL_LEN)
 
@@ -151,7 +151,7 @@ def with_slow_stage(paced: Path, folder: Path, after_seconds: float) -> Path:
 def paced_mesh(
     paced: Path, layers: tuple[int, ...], policy: PolicyName
 ) -> AbstractAsyncContextManager[AsyncClient]:
-    """A mesh of paced workers under one policy."""
+    """Starts a mesh of simulated workers with one policy."""
     return running_mesh(
         "smollm2",
         PlanOptions(layers=layers),
@@ -163,13 +163,13 @@ def paced_mesh(
 async def run_paced(
     paced: Path, layers: tuple[int, ...], policy: PolicyName, trace: Trace
 ) -> LoadFigures:
-    """A trace's figures on a paced mesh."""
+    """Replays a trace on a mesh of simulated workers."""
     async with paced_mesh(paced, layers, policy) as client:
         return await measure(client, trace)
 
 
 def figures_table(title: str) -> Table:
-    """For rows of `add_figures`."""
+    """Makes the table whose rows `add_figures` adds."""
     return compact_table(
         title,
         *("policy", "tokens/s", "TTFT p50 s", "TTFT p90 s", "TPOT p50 ms", "TPOT p90 ms", "bubble"),
@@ -190,7 +190,7 @@ def add_figures(table: Table, name: str, figures: LoadFigures) -> None:
 
 
 def add_difference(table: Table, modelled: LoadFigures, live: LoadFigures) -> None:
-    """How far the simulator is from what was measured."""
+    """The simulator's deviation from the measured mesh."""
     pairs = (
         (modelled.token_rate, live.token_rate),
         (modelled.ttft.p50, live.ttft.p50),

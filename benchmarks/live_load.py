@@ -1,4 +1,4 @@
-"""Plays a trace on a running mesh and on the simulator, and sums both up alike."""
+"""Replays a trace on a running mesh and on the simulator, and summarises both alike."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ NUM_IDS = 40_000
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """What clients saw of a trace; `bubble` is the idle share of the stages' time."""
+    """Client-side figures of a trace; `bubble` is the idle share of the stages' time."""
 
     token_rate: float
     ttft: Percentiles
@@ -35,7 +35,7 @@ class LoadFigures:
 
 
 async def play(client: AsyncClient, trace: Trace) -> tuple[Outcome, ...]:
-    """Sends every request at its time; outcomes count from the trace's beginning."""
+    """Sends every request at its time; outcomes are relative to the trace's start."""
     began_at = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
         running = [
@@ -63,7 +63,7 @@ async def _ask(client: AsyncClient, index: int, request: TraceRequest, began_at:
 
 
 async def measure(client: AsyncClient, trace: Trace) -> LoadFigures:
-    """A trace on a running mesh."""
+    """Replays a trace on a running mesh."""
     before = await client.state()
     outcomes = await play(client, trace)
     return summed_up(outcomes, _bubble(await client.state(), before))
@@ -72,7 +72,7 @@ async def measure(client: AsyncClient, trace: Trace) -> LoadFigures:
 def simulated(
     pace: PacedModel, layers: Sequence[int], policy: PolicyName, trace: Trace
 ) -> LoadFigures:
-    """The same trace on the simulator, on stages and limits as the mesh has them."""
+    """Replays the trace on the simulator, with the mesh's stages and limits."""
     result = make_replay(pace, layers, policy, trace).run()
     return summed_up(result.outcomes, _simulated_bubble(result))
 
@@ -113,7 +113,7 @@ def make_replay(
 
 
 def summed_up(outcomes: Sequence[Outcome], bubble: float) -> LoadFigures:
-    """What the requests that ended saw."""
+    """Summarises the requests that ended."""
     done = [each for each in outcomes if each.finished_at is not None]
     seconds = max(each.finished_at or 0.0 for each in done)
     tpots = [tpot for each in done if (tpot := each.tpot_seconds) is not None]

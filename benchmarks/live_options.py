@@ -1,4 +1,4 @@
-"""Owns the options of `benchmarks.live`, for each of its commands."""
+"""The options of each command of `benchmarks.live`."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from stagemesh.units import parse_layers
 
 PACED = Path(__file__).parent / "paced"
 LAYERS = (8, 8, 7, 7)
-"""The bundled model's in four stages, without a head to balance: paced stages have none."""
+"""The bundled model's layers in four stages; simulated stages have no head to balance."""
 TAKES = {
     "policies": "10 minutes",
     "simulator": "8 minutes",
@@ -25,7 +25,7 @@ EXAMPLES = {
 
 
 def parse_policies(names: str) -> tuple[PolicyName, ...]:
-    """Names with commas between them, or all."""
+    """Parses policy names separated by commas, or `all`."""
     asked = POLICY_NAMES if names == "all" else names.split(",")
     unknown = ", ".join(repr(name) for name in asked if name not in POLICY_NAMES)
     if unknown:

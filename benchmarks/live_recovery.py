@@ -1,7 +1,7 @@
-"""How soon a mesh is back at its best after one of its stages has slowed down.
+"""The time that a mesh needs to reach its maximum rate after one stage has slowed down.
 
-Decodes only, always as many of them. A cycle is the time in which every decode gets one token, so
-the tokens of any one sequence count the cycles.
+The load is a constant number of decodes. A cycle is the time in which every decode gets one token,
+so the tokens of any sequence count the cycles.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from simulator.workload.traces import TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
 
 NUM_SMOOTHED = 5
-"""Rates are means over so many cycles, and so many in a row must be good."""
+"""Cycles in the moving mean of a rate, and consecutive good cycles that end a recovery."""
 GOOD_SHARE = 0.95
 PROMPT_TOKENS = 3
 MAX_TOKENS = 8000
@@ -28,7 +28,7 @@ MAX_TOKENS = 8000
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Tokens a second before the change and long after it, and the cycles from one to the other.
+    """Tokens per second before the change and long after it, and the cycles in between.
 
     None where the rate never came to stay at that of long after.
     """
@@ -40,7 +40,7 @@ class Recovery:
 
 
 async def decode_for(client: AsyncClient, num_sequences: int, seconds: float) -> list[list[float]]:
-    """When each of so many endless sequences got its tokens, in seconds since the beginning."""
+    """Token times of `num_sequences` endless sequences, in seconds since the start."""
     times: list[list[float]] = [[] for _ in range(num_sequences)]
     began_at = time.monotonic()
 
@@ -102,7 +102,7 @@ def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recove
 
 
 def recovery_cells(found: Recovery) -> tuple[str, ...]:
-    """The rates, and how long it took from one to the other in cycles and in seconds."""
+    """The rates, and the recovery time in cycles and seconds."""
     return (
         f"{found.rate_before:.1f}",
         f"{found.rate_after:.1f}",

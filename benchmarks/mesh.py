@@ -1,4 +1,4 @@
-"""Owns the mesh that a benchmark measures: real processes on free ports, ended with the block."""
+"""Starts the mesh that a benchmark measures: real processes on free ports."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -17,14 +17,14 @@ from stagemesh.cli.options.launching import MeshOptions, make_launch_plan
 from stagemesh.launcher.launcher import LaunchPlan, local_mesh
 
 UNCACHED: Final = BatchingOptions(prefix_cache="off")
-"""Every prompt is computed whole: runs repeat them, and the other side has no cache either."""
+"""Without a prefix cache: runs repeat their prompts, and the reference has no cache."""
 
 
 @asynccontextmanager
 async def running_mesh(
     model: str, plan: PlanOptions, batching: BatchingOptions, device: DeviceOptions
 ) -> AsyncIterator[AsyncClient]:
-    """A client of a mesh that serves."""
+    """Starts a mesh; yields a client once it serves."""
     async with (
         launched_mesh(model, plan, batching, device) as launched,
         AsyncClient(launched.target) as client,

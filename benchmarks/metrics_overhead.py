@@ -1,8 +1,8 @@
-"""What the coordinator's metrics of one step cost, against the step's time on a stage.
+"""The cost of the coordinator's metrics per step, relative to the step's time on a stage.
 
-The cost is that of the calls by which the coordinator records a decode step: what it carries, each
-stage's report, and each token's latency; the fastest of several rounds, because other work on the
-machine only adds to it. The step's time is what the stages of a running mesh report. In a full
+The cost is that of the calls by which the coordinator records a decode step: its work, each stage's
+report and each token's latency; the fastest of several rounds, because other work on the machine
+only adds to it. The step's time is what the stages of a running mesh report. In a full
 pipeline one step is recorded in the time that a stage computes one.
 """
 
@@ -28,14 +28,14 @@ from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOpt
 from stagemesh.display.render import compact_table, output_console
 
 SCRAPE_SECONDS = 5.0
-"""As deploy/prometheus.yml has it."""
+"""The scrape interval of deploy/prometheus.yml."""
 
 _NUM_ROUNDS, _STEPS_PER_ROUND = 9, 300
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds that the metrics of one step take, and those of one answer to Prometheus."""
+    """Seconds for the metrics of one step, and for one scrape."""
 
     step_seconds: float
     scrape_seconds: float
@@ -70,7 +70,7 @@ def metrics_cost(num_stages: int, batch: int) -> Cost:
 
 
 async def stage_seconds(client: AsyncClient, batch: int, num_tokens: int) -> float:
-    """A step's mean time on the slowest stage while so many prompts are answered."""
+    """Mean step time on the slowest stage with `num_sequences` sequences."""
     before = await _sums(client)
     await infer_batch(client, batch, num_tokens)
     after = await _sums(client)

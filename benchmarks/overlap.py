@@ -1,13 +1,13 @@
-"""Meshes that do as much as possible at the same time beside one that takes turns.
+"""Overlap of receive, compute, send and all-reduce, compared with sequential execution.
 
-Off: a stage receives, computes and sends one after the other. Auto, the default: all three at the
-same time. On, only where stages have ranks: besides, every step in two slices, one computed while
-the sums of the other over the ranks are under way; so what this brings is the difference to auto.
+`off`: a stage receives, computes and sends sequentially. `auto`, the default: all three overlap.
+`on`, for stages with several ranks: every step is also cut into two slices, and one computes while
+the other's all-reduce runs; the difference to `auto` is the gain of the slices.
 
 The workload and the figures are those of `benchmarks.serving`. All meshes stay loaded, and each
-idles while another works. "Sent" is what every stage's rank 0 sent to the next stage, "hidden" how
-much of the time of these sends the same stage spent computing another step, and "waited" how much
-of their computing ranks spent waiting for the others of their stage, on average.
+idles while another works. "Sent" is the data that every stage's rank 0 sent, "hidden" the share of
+the send time in which the stage computed another step, and "waited" the mean share of compute
+time in which a rank waited for the other ranks of its stage.
 """
 
 import argparse
@@ -42,7 +42,7 @@ Overlap = Literal["off", "auto", "on"]
 
 @dataclass(slots=True)
 class _Side:
-    """One of the meshes, with what it has measured of one batch size."""
+    """One of the meshes, and its measurements of one batch size."""
 
     client: AsyncClient
     runs: list[BatchRun] = field(default_factory=list)

@@ -1,9 +1,8 @@
 """Tensor- and pipeline-parallel meshes beside `transformers.generate`, in one run.
 
 The workload and the figures are those of `benchmarks.serving`. Every mesh is started, measured in
-turns with Transformers, which stays loaded all the time, and stopped before the next one. Each row
-has its own reference, so that the ratio does not depend on what else the machine did at other
-times.
+turns with Transformers, which stays loaded, and stopped before the next one. Each row has its own
+reference, so that the ratio does not depend on the machine's load at other times.
 """
 
 import argparse

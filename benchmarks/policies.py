@@ -2,10 +2,10 @@
 
 Goodput is the highest request rate at which 90% of the requests meet both of the scenario's targets
 (time to first token, time per output token). All policies get the same requests and the same noise
-per seed. The policies to be compared with are tuned: for every scenario each has the best of
-some settings, chosen on a seed that is not counted, at a rate just above what the first of them
-serves in time; `adaptive` is as it comes. The last column is adaptive over the best of the others,
-seed by seed.
+per seed. The baseline policies are tuned: for every scenario each uses the best of several
+settings, selected with a seed that is not counted, at a rate just above the goodput of the first;
+`adaptive` uses its defaults. The last column is the ratio of adaptive to the best baseline, seed by
+seed.
 """
 
 import argparse
@@ -34,14 +34,14 @@ from stagemesh.display.render import compact_table, output_console
 
 TUNING_SEED = 1000
 BEYOND = 1.1
-"""Settings are compared at so much more than the first one's goodput, where they differ."""
+"""Settings are compared at this multiple of the first one's goodput, where they differ."""
 BUDGETS = (256, 384, 512, 640, 768)
 PREFILL_LIMITS = (512, 768, 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy in one scenario: its setting in words, and its goodput for every seed.
+    """One policy in one scenario: its setting as text, and its goodput for every seed.
 
     `seconds` are what it took to find these, on one core.
     """
@@ -54,7 +54,7 @@ class Cell:
 
 
 def settings_of(policy: PolicyName, scenario: Scenario) -> dict[str, Contender]:
-    """The settings to choose from, by their words."""
+    """The candidate settings, by their text."""
     plain = contender(policy, scenario)
     match policy:
         case "fixed" | "vllm":
@@ -107,7 +107,7 @@ def measure(
 
 
 def tune(scenario: Scenario, choices: dict[str, Contender], num_requests: int, rate: float) -> str:
-    """The setting with which most requests are in time at that rate."""
+    """The setting with the most requests within their targets at `rate`."""
     if len(choices) == 1:
         return next(iter(choices))
     shares = {
@@ -170,7 +170,7 @@ def main() -> None:
 
 @contextmanager
 def _worker_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with the block at once, also where Ctrl-C ends it in the middle."""
+    """Worker processes that end at once with the block, also at Ctrl-C."""
     with ProcessPoolExecutor(
         num_processes, get_context("spawn"), initializer=command.ignore_interrupts
     ) as pool:

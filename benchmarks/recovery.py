@@ -1,8 +1,8 @@
-"""Measures a worker's death: for how long its requests stand still.
+"""Measures the pause of running requests after a worker's death.
 
-A mesh of two stages with a third worker standing by, all on this machine. Requests decode; a worker
-in use is killed with SIGKILL; the pause is from the kill to the next token of each request. Then a
-new process takes the killed worker's place, and the next round begins.
+A mesh of two stages with one spare worker, on this machine. Requests decode; a worker in use is
+killed with SIGKILL; the pause lasts from the kill to the next token of each request. Then a new
+process replaces the killed worker, and the next round begins.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _BEGUN_TOKENS = 8
 
 @asynccontextmanager
 async def mesh_with_standby(model: str, num_kills: int) -> AsyncIterator[AsyncClient]:
-    """A client of a mesh of two stages and three workers, whose dead are replaced every time."""
+    """Starts a mesh of two stages and three workers, which replaces dead ones; yields a client."""
     addresses = AddressOptions(grpc="127.0.0.1:0", http="127.0.0.1:0", mesh="127.0.0.1:0")
     mesh_options = MeshOptions(PlanOptions(pp=2), addresses=addresses)
     logs = LogOptions(log_level="error")
@@ -51,7 +51,7 @@ async def mesh_with_standby(model: str, num_kills: int) -> AsyncIterator[AsyncCl
 
 
 async def measure_kill(client: AsyncClient, number: int, num_requests: int) -> list[float]:
-    """Seconds from one kill to the next token of each request that runs."""
+    """Kills a worker; returns the seconds to the next token of each running request."""
     killed_at: list[float] = []
     begun = [asyncio.Event() for _ in range(num_requests)]
 
@@ -81,7 +81,7 @@ async def measure_kill(client: AsyncClient, number: int, num_requests: int) -> l
 
 
 async def until_whole(client: AsyncClient) -> None:
-    """Returns when the mesh serves and a worker stands by again."""
+    """Waits until the mesh serves and has a spare worker."""
     while True:
         state = await client.state()
         if state.ready and len(state.workers) == 3:

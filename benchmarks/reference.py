@@ -1,6 +1,6 @@
-"""Owns the process in which `transformers.generate` answers the benchmark's prompts.
+"""Runs `transformers.generate` on the benchmark's prompts in a process of its own.
 
-It never shares a process with the mesh's client, so its threads and memory are its own.
+A separate process has its own threads and memory, apart from the mesh's client.
 """
 
 import time

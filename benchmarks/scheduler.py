@@ -1,12 +1,11 @@
 """Time that the scheduler needs for one step: `schedule()`, and with its result `update()`.
 
-`update` includes what the stages tell of the step (`observe`), four of them.
+`update` includes the reports of four stages (`observe`).
 
-Each load keeps a number of requests running for ever: whoever ends is replaced, so that steps carry
-decodes, prompts, openings and releases as in a busy server. A quarter of every prompt is common to
-all and shared in the prefix cache. Decodes are spread over the steps in flight. With --memory below
-1, fewer run than may, and forecasts of memory decide who gets in. No model runs: results come at
-once.
+Each load keeps a constant number of running requests: a finished one is replaced, so that steps
+carry decodes, prompts, slot openings and releases as in a busy server. All prompts share a quarter
+of their tokens through the prefix cache. Decodes are spread over the steps in flight. With --memory
+below 1, the memory forecast limits the running requests. No model runs: results arrive at once.
 """
 
 import argparse
@@ -45,7 +44,7 @@ NUM_STAGES = 4
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """One step: what it carried and how long the scheduler took for it."""
+    """One step: its work and the scheduler's time for it."""
 
     num_decodes: int
     num_tokens: int
@@ -54,7 +53,7 @@ class StepFigures:
 
 
 class EndlessLoad:
-    """A scheduler that always has as many requests as it may run, and a line of waiting ones."""
+    """A scheduler with a constant number of running requests and a queue of waiting ones."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class EndlessLoad:
         num_waiting: int,
         memory: float = 1.0,
     ) -> None:
-        """`memory` is the share of the KV blocks that all need who may run."""
+        """`memory` is the number of KV blocks, as a share of what all running requests need."""
         self.policy = policy
         self.num_running = num_running
         self.num_steps_in_flight = num_steps_in_flight
@@ -90,7 +89,7 @@ class EndlessLoad:
             self.add_request()
 
     def add_request(self) -> None:
-        """Puts one more request in line; lengths differ, so that they do not end together."""
+        """Enqueues one request; lengths differ, so that requests do not end together."""
         self._num_requests += 1
         self.scheduler.add(
             SequenceRequest(
@@ -104,14 +103,14 @@ class EndlessLoad:
         )
 
     def fill(self) -> list[Step]:
-        """Sends until enough steps are in flight; returns them, oldest first."""
+        """Schedules until enough steps are in flight; returns them, oldest first."""
         steps: list[Step] = []
         while (step := self.scheduler.schedule(self.now)) is not None:
             steps.append(step)
         return steps
 
     def records(self, step: Step) -> list[StageRecord]:
-        """What the stages tell of a step; it took them as long as its rows."""
+        """The stages' reports of a step, with times in proportion to its rows."""
         seconds = 0.005 + 0.00002 * step.num_tokens
         self.now += seconds
         timing = StageTiming(compute_seconds=seconds, idle_seconds=0.001)
@@ -119,7 +118,7 @@ class EndlessLoad:
 
 
 def measure(load: EndlessLoad, num_steps: int) -> list[StepFigures]:
-    """Times so many steps, each with the update that made room for it."""
+    """Times `num_steps` steps, each with the update before it."""
     in_flight = deque(load.fill())
     figures = []
     for _ in range(num_steps):

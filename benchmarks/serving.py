@@ -84,7 +84,7 @@ def summarize(runs: list[BatchRun], num_tokens: int) -> Figures:
 
 
 def batch_cells(runs: list[BatchRun], num_tokens: int) -> tuple[str, ...]:
-    """The rate's median, lowest and highest, and the medians of TTFT and TPOT."""
+    """Median, lowest and highest rate, and medians of TTFT and TPOT."""
     figures = summarize(runs, num_tokens)
     rates = [len(run.token_ids) * num_tokens / run.wall_seconds for run in runs]
     return (
@@ -96,7 +96,7 @@ def batch_cells(runs: list[BatchRun], num_tokens: int) -> tuple[str, ...]:
 
 
 def identical(ours: list[BatchRun], theirs: list[BatchRun]) -> tuple[int, int]:
-    """Sequences with equal tokens, and sequences compared (the first repeat of each side)."""
+    """Counts sequences with equal tokens, and all compared (first repeat of each system)."""
     pairs = list(zip(ours[0].token_ids, theirs[0].token_ids, strict=True))
     return sum(a == b for a, b in pairs), len(pairs)
 
