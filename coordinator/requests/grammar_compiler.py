@@ -1,6 +1,6 @@
-"""Owns the way from a structured output to the grammar that the sampling rank follows.
+"""Compiles a structured output to the grammar that constrains sampling on the last stage.
 
-A grammar that the matcher would not take is refused here, on its field, before it costs anything.
+A grammar that llguidance rejects is refused here, before the request is queued.
 """
 
 import asyncio
@@ -12,18 +12,18 @@ from llguidance import LLMatcher
 from runtime.errors import InvalidRequestError
 from runtime.protocol.inference_types import Choice, JsonSchema, Regex, StructuredOutput
 
-# As compiled; it travels with every opening of a slot, many of which share one message.
+# Of the compiled grammar, which is sent with each opened slot; one message may open many slots.
 MAX_GRAMMAR_BYTES: Final = 1 << 15
 
-# Without it models like to write spaces for ever. A schema's own "x-guidance" goes before it.
+# Without it, models tend to generate endless spaces. A schema's own "x-guidance" has precedence.
 _JSON_STYLE: Final = {"x-guidance": {"whitespace_flexible": False}}
 
 
 async def compile_grammar(output: StructuredOutput | None, *, has_eos: bool) -> str:
-    """The grammar in llguidance's notation; empty for no structure at all.
+    """The grammar in llguidance's notation; empty without a structured output.
 
-    Raises `InvalidRequestError` for `structured_output`, with the reason; one is that without an
-    end-of-sequence token (`has_eos`) nothing could say that an answer is complete.
+    Raises `InvalidRequestError` with the field `structured_output`, also for a model without an
+    end-of-sequence token (`has_eos` False), which could not end an answer.
     """
     if output is None:
         return ""
@@ -32,7 +32,7 @@ async def compile_grammar(output: StructuredOutput | None, *, has_eos: bool) -> 
     grammar = _notation(output)
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         _refuse(f"is too long; its grammar may have at most {MAX_GRAMMAR_BYTES} bytes")
-    # Some take a while.
+    # In a thread: compiling a large grammar is slow.
     is_wrong, messages = await asyncio.to_thread(LLMatcher.validate_grammar_with_warnings, grammar)
     if is_wrong:
         _refuse(f"cannot be used: {_reason(messages[0])}")
@@ -65,7 +65,7 @@ def _schema_notation(schema: str) -> str:
 
 
 def _reason(message: str) -> str:
-    """What is wrong, in one line; the library draws the place of a regex's fault over several."""
+    """The error in one line; llguidance marks the position in a regex over several lines."""
     lines = [line.strip() for line in message.splitlines()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [message])[0][:300]

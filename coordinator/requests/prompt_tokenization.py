@@ -1,4 +1,4 @@
-"""Owns tokenizing and detokenizing for clients who want nothing generated; every API calls it."""
+"""Tokenizes prompts and decodes token ids; large inputs in a thread, off the event loop."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from coordinator.tokenization.model_info import ServedModel
 from runtime.errors import PromptTooLongError
 from runtime.protocol.inference_types import Chat, Prompt, TokenIds
 
-# Fewer are turned into text on the event loop, in a millisecond or two.
+# Up to this number, ids are decoded on the event loop, in one or two milliseconds.
 _INLINE_TOKENS = 2_000
 
 
 async def token_ids(
     prompt: Prompt, model: ServedModel, max_tokens: int | None = None
 ) -> tuple[int, ...]:
-    """The prompt as the model reads it; empty for no prompt at all.
+    """The token ids of a prompt; empty for an empty text.
 
-    Raises `PromptTooLongError` for a text that cannot have as few as `max_tokens`, before it is
-    tokenized; whoever gives it still has to count.
+    Raises `PromptTooLongError` before tokenization for a text that must have more than `max_tokens`
+    tokens by its length; the caller still has to check the number of tokens.
     """
     if isinstance(prompt, TokenIds):
         return prompt.ids
@@ -35,7 +35,7 @@ async def token_ids(
 
 
 def _fewest_tokens(prompt: str | Chat, model: ServedModel) -> int:
-    """Of a conversation, each message has at least the one that begins or ends it."""
+    """A lower bound; each message of a conversation has at least one token."""
     if isinstance(prompt, str):
         return model.tokenizer.fewest_tokens(len(prompt))
     num_characters = sum(len(message.content) for message in prompt.messages)

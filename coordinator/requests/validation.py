@@ -1,6 +1,7 @@
-"""Owns what a request may ask for: each rule refuses one thing with one clear error.
+"""Validates requests: pure functions with one error for each rule, which names the field.
 
-Pure functions; what depends on the prompt's tokens is checked in `admission.py` after tokenization.
+`check_request` runs before tokenization. Admission calls the checks that need the number of tokens
+after it.
 """
 
 from collections.abc import Sequence
@@ -23,12 +24,12 @@ from runtime.protocol.inference_types import (
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_SEED = 2**64 - 1
-# Sampling parameters travel to the last stage as float32.
+# Sampling parameters are sent to the last stage as float32.
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 MAX_MESSAGES_PER_REQUEST = 1 << 14
 MAX_TOKEN_IDS_PER_REQUEST = 1 << 21
 MAX_STOP_TOKEN_IDS = 1 << 14
-# Every character of an answer is compared with each stop text.
+# Each character of an answer is compared with each stop text.
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 1024
 MAX_PENALTY = 2.0
@@ -38,16 +39,16 @@ MAX_BIASES = 1024
 MAX_PRIORITY = 100
 MAX_TARGET_SECONDS = 3600.0
 MAX_CACHE_SALT_LENGTH = 256
-# Log-probabilities that one request may cause in all: bounds what a slow client can pile up.
+# Log-probabilities of one request: bounds the unread output of a slow client.
 MAX_LOGPROBS_PER_REQUEST = 1 << 22
-# At each position of a prompt, all of which may be in one step.
+# At each position of a prompt; all positions may be in one step.
 MAX_PROMPT_LOGPROBS = 20
 
 
 def check_request(
     request: GenerationRequest, served_model: str, vocab_size: int, max_prompts: int
 ) -> None:
-    """Raises the first error found; `max_prompts` is what the waiting line could ever hold."""
+    """Raises the first error found; `max_prompts` is the capacity of the waiting queue."""
     check_model(request.model, served_model)
     check_request_id(request.request_id)
     if not request.prompts:
@@ -83,7 +84,7 @@ def check_counts(
     num_token_ids: int,
     num_stop_token_ids: int,
 ) -> None:
-    """An API calls it before it translates a request, which would hold up the event loop."""
+    """Bounds a request's sizes; the gRPC API calls it before converting a message, too."""
     counts = (
         ("prompts", num_prompts, max_prompts),
         ("messages", num_messages, MAX_MESSAGES_PER_REQUEST),
@@ -95,14 +96,14 @@ def check_counts(
             _refuse(field, f"{count} in one request; at most {most} are taken")
 
 
-def check_model(asked: str, served: str) -> None:
+def check_model(requested: str, served: str) -> None:
     """Raises `UnknownModelError` for another model than the served one; empty means any."""
-    if asked and asked != served:
-        raise UnknownModelError(model=asked[:MAX_REQUEST_ID_LENGTH], served=served)
+    if requested and requested != served:
+        raise UnknownModelError(model=requested[:MAX_REQUEST_ID_LENGTH], served=served)
 
 
 def check_request_id(request_id: str) -> None:
-    """It goes into headers, metadata and logs."""
+    """A request id must fit headers, metadata and logs."""
     is_plain = request_id.isascii() and request_id.isprintable()
     if len(request_id) > MAX_REQUEST_ID_LENGTH or not is_plain:
         problem = f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters"
@@ -110,7 +111,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Every sampling parameter alone; greedy is compatible with any cut."""
+    """Checks each sampling parameter by itself; greedy sampling accepts any truncation."""
     temperature = sampling.temperature
     if not 0 <= temperature <= MAX_FLOAT32:
         _refuse("temperature", f"is {temperature:g}; must be finite and at least 0")
@@ -137,14 +138,14 @@ def _check_logprobs(sampling: Sampling, vocab_size: int) -> None:
     if not 0 <= sampling.num_logprobs <= vocab_size:
         problem = f"is {sampling.num_logprobs}; the vocabulary has {vocab_size} tokens"
         _refuse("num_logprobs", problem)
-    asked = sampling.num_prompt_logprobs
+    requested = sampling.num_prompt_logprobs
     most = min(MAX_PROMPT_LOGPROBS, vocab_size)
-    if asked is not None and not 0 <= asked <= most:
-        _refuse("num_prompt_logprobs", f"is {asked}; must be from 0 to {most}")
+    if requested is not None and not 0 <= requested <= most:
+        _refuse("num_prompt_logprobs", f"is {requested}; must be from 0 to {most}")
 
 
 def check_scheduling(scheduling: Scheduling) -> None:
-    """Every wish about a request's turn alone."""
+    """Checks each scheduling parameter by itself."""
     if not -MAX_PRIORITY <= scheduling.priority <= MAX_PRIORITY:
         problem = f"is {scheduling.priority}; must be from -{MAX_PRIORITY} to {MAX_PRIORITY}"
         _refuse("priority", problem)
@@ -157,13 +158,13 @@ def check_scheduling(scheduling: Scheduling) -> None:
 
 
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
-    """`max_tokens` is the least that any prompt may generate."""
+    """`max_tokens` is the smallest limit of the request's prompts."""
     if min_tokens > max_tokens:
         _refuse("min_tokens", f"is {min_tokens}, but at most {max_tokens} tokens can be generated")
 
 
 def check_num_logprobs(num_logprobs: int, num_tokens: int) -> None:
-    """`num_tokens` is the most that all prompts of the request may generate together."""
+    """`num_tokens` is the largest number of tokens that the request may generate."""
     if num_logprobs * num_tokens > MAX_LOGPROBS_PER_REQUEST:
         most = MAX_LOGPROBS_PER_REQUEST // num_tokens
         problem = f"is {num_logprobs} for up to {num_tokens} tokens; lower max_tokens or ask for"
@@ -171,7 +172,7 @@ def check_num_logprobs(num_logprobs: int, num_tokens: int) -> None:
 
 
 def check_num_prompt_logprobs(num_logprobs: int | None, num_tokens: int) -> None:
-    """`num_tokens` is how many tokens all prompts of the request have together."""
+    """`num_tokens` is the number of tokens of all prompts of the request."""
     if num_logprobs is not None and (num_logprobs + 1) * num_tokens > MAX_LOGPROBS_PER_REQUEST:
         problem = f"is {num_logprobs} for prompts of {num_tokens} tokens; send fewer of them"
         _refuse("num_prompt_logprobs", problem)
@@ -189,7 +190,7 @@ def _check_num_choices(request: GenerationRequest, max_prompts: int) -> None:
 
 
 def _check_structured_output(request: GenerationRequest) -> None:
-    """What it goes with; the grammar itself is checked where it is compiled."""
+    """Checks other fields against a structured output; `grammar_compiler.py` checks the grammar."""
     for name in ("ignore_eos", "min_tokens"):
         if request.structured_output is not None and getattr(request, name):
             problem = "cannot be sent with a structured output, which ends where it is complete"
@@ -230,7 +231,7 @@ def _check_prompt(prompt: Prompt, index: int, vocab_size: int) -> None:
 
 
 def check_chat(prompt: Chat) -> None:
-    """A conversation ends in one way."""
+    """Refuses a conversation that both continues its last message and starts a new one."""
     if prompt.continue_final_message and prompt.opens_answer:
         problem = "begins a new answer; leave it out to have the last message continued"
         _refuse("add_generation_prompt", problem)
@@ -238,7 +239,7 @@ def check_chat(prompt: Chat) -> None:
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
     """Raises `TokenOutOfVocabularyError` for the smallest or largest id that the model lacks."""
-    # The extremes alone: a loop over millions of ids would hold up the event loop.
+    # Only the extremes: a Python loop over millions of ids would block the event loop.
     for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
         if not 0 <= token_id < vocab_size:
             raise TokenOutOfVocabularyError(token_id=token_id, vocab_size=vocab_size)

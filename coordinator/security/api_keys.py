@@ -1,13 +1,13 @@
-"""Owns who may use the APIs: names with the hashes of their API keys, read from a file.
+"""API keys: names with the hashes of their keys, read from a TOML file.
 
-The file is TOML, one table for each name; a key itself is written nowhere:
+The file has one table for each name and does not contain the keys:
 
     [alice]
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
     max_in_flight = 8
     tokens_per_minute = 60000
 
-A plain SHA-256 is enough because keys are random: there is no dictionary to try.
+A plain SHA-256 is sufficient, because keys are random and no dictionary attack applies.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks, by the name of its key, and how much it may; None is no limit."""
+    """The owner of a key and its limits; None is no limit."""
 
     name: str
     max_in_flight: int | None = None
@@ -43,14 +43,14 @@ class Tenant:
 
 
 ANONYMOUS: Final = Tenant("")
-"""Whoever comes through an API that asks for no key."""
+"""The tenant of all calls at an API without keys."""
 
 
 class ApiKeys:
-    """The keys of one file, which may change at any time; without a file, everybody may enter."""
+    """The keys of one file, which is reread when it changes; without a file, no key is needed."""
 
     def __init__(self, path: Path | None, defaults: Tenant = ANONYMOUS) -> None:
-        """`defaults` has the limits of keys for which the file says none.
+        """`defaults` has the limits of keys without limits in the file.
 
         Raises `KeyFileError`.
         """
@@ -60,10 +60,10 @@ class ApiKeys:
         self._tenants = {} if path is None else read_key_file(path, defaults)
 
     def tenant(self, authorization: str | None) -> Tenant:
-        """Whose key it is, from the value of the header `authorization`.
+        """The tenant of a call, by the value of its header `authorization`.
 
         Raises `UnauthenticatedError`. Every hash is compared, each in constant time, so that the
-        time tells nothing about how near a guess came.
+        time of a call does not depend on the key.
         """
         if self._path is None:
             return ANONYMOUS
@@ -72,22 +72,22 @@ class ApiKeys:
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise UnauthenticatedError(problem="the authorization is no Bearer token")
-        asked, found = hash_of(key.strip()), None
+        digest, found = hash_of(key.strip()), None
         for known, tenant in self._tenants.items():
-            if hmac.compare_digest(asked, known):
+            if hmac.compare_digest(digest, known):
                 found = tenant
         if found is None:
             raise UnauthenticatedError(problem="this API key is not known here")
         return found
 
     async def watch(self) -> Never:
-        """Never returns: takes changes of the file over; a broken one changes nothing."""
+        """Rereads the file when it changes, for ever; an invalid file is ignored."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             await asyncio.to_thread(self.reload)
 
     def reload(self) -> None:
-        """Reads the file again if it has changed."""
+        """Reads the file again if it has changed; logs an invalid one and keeps the old keys."""
         signature = _signature(self._path)
         if self._path is None or signature == self._signature:
             return
@@ -101,12 +101,12 @@ class ApiKeys:
 
 
 def hash_of(key: str) -> str:
-    """What the file keeps of a key."""
+    """The hash that the file contains, in hexadecimal digits."""
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A random key."""
     return f"sm-{secrets.token_urlsafe(_KEY_BYTES)}"
 
 
@@ -135,7 +135,7 @@ def read_key_file(path: Path, defaults: Tenant = ANONYMOUS) -> dict[str, Tenant]
 
 
 def add_key(path: Path, tenant: Tenant) -> str:
-    """Appends a new key to the file, which it makes if there is none; returns the key.
+    """Appends a new key to the file, which is created if it is missing; returns the key.
 
     Raises `KeyFileError`, also for a name that is taken.
     """
@@ -150,7 +150,7 @@ def add_key(path: Path, tenant: Tenant) -> str:
     lines += [f"{limit} = {getattr(tenant, limit)}" for limit in _LIMITS if getattr(tenant, limit)]
     try:
         path.touch(mode=0o600)
-        # What people wrote may lack its last line's end.
+        # A file edited by hand may lack the final newline.
         is_open_ended = bool(names) and not path.read_text().endswith("\n")
         with path.open("a") as file:
             file.write("\n" * is_open_ended + "\n".join(lines) + "\n\n")
@@ -161,7 +161,7 @@ def add_key(path: Path, tenant: Tenant) -> str:
 
 
 def _problem(name: str, table: object) -> str | None:
-    """What is wrong with one entry of the file."""
+    """The problem of one entry of the file, None if it is valid."""
     if not _NAME.fullmatch(name):
         return _bad_name(name)
     if not isinstance(table, Mapping):
@@ -182,7 +182,7 @@ def _bad_name(name: str) -> str:
 
 
 def _signature(path: Path | None) -> tuple[int, ...]:
-    """Changes when the file does; empty where there is none."""
+    """Changes when the file does; empty where the file is missing."""
     if path is None:
         return ()
     try:

@@ -1,6 +1,6 @@
-"""Owns the question at both APIs whether a call comes with a key, before anything is read of it.
+"""Authenticates calls at both APIs by their API key, before their body is read.
 
-Whatever is not listed here as open needs one.
+All services and routes that are not listed as open need a key.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,21 +20,21 @@ from runtime.errors import UnauthenticatedError
 
 AUTHORIZATION: Final = "authorization"
 
-# Probes must not fail for want of a key, and reflection tells what everybody may read in protos/.
+# Probes have no key, and reflection returns the contents of protos/, which are public.
 _OPEN_SERVICES: Final = (health.SERVICE_NAME, reflection.SERVICE_NAME)
 _OPEN_PATHS: Final = ("/health", "/ready", "/")
-# The page's files; it asks its user for the key that its calls need.
+# The live page's files; the page asks its user for the key that its calls need.
 _OPEN_FOLDER: Final = "/live/"
-# Open unless the options say otherwise: what operators and their tools ask.
+# Open unless `--protect-state` is set: state and metrics.
 _STATE_SERVICES: Final = (mesh_pb2.DESCRIPTOR.services_by_name["Operations"].full_name,)
 _STATE_PATHS: Final = ("/metrics", "/sd", "/state", "/version")
 
 CURRENT_TENANT: ContextVar[Tenant] = ContextVar("tenant", default=ANONYMOUS)
-"""Whose gRPC call runs: an interceptor has no other way to tell its handler."""
+"""The tenant of the running gRPC call; an interceptor cannot pass arguments to its handler."""
 
 
 class HttpAuthentication:
-    """ASGI middleware within the edge; it puts `tenant` into the request's state."""
+    """ASGI middleware that sets `tenant` in the request's state."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, protect_state: bool) -> None:
         self._app = app
@@ -42,7 +42,7 @@ class HttpAuthentication:
         self._open = _OPEN_PATHS if protect_state else (*_OPEN_PATHS, *_STATE_PATHS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One exchange; raises `UnauthenticatedError`."""
+        """Handles one exchange; raises `UnauthenticatedError`."""
         path = scope["path"]
         if path not in self._open and not path.startswith(_OPEN_FOLDER):
             scope["state"]["tenant"] = self._keys.tenant(Headers(scope=scope).get(AUTHORIZATION))
@@ -50,7 +50,7 @@ class HttpAuthentication:
 
 
 class GrpcAuthentication(grpc.aio.ServerInterceptor):
-    """Refuses calls without a key; the message of a refused call is not even decoded."""
+    """Refuses calls without a valid key; their message is not decoded."""
 
     def __init__(self, keys: ApiKeys, protect_state: bool) -> None:
         self._keys = keys
@@ -61,9 +61,9 @@ class GrpcAuthentication(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The call's own handler, or one that refuses."""
+        """The call's own handler, or one that raises `UnauthenticatedError`."""
         handler = await continuation(handler_call_details)
-        # A method that there is has this form; whatever else is asked for has no handler.
+        # Existing methods have the form /SERVICE/METHOD; others have no handler.
         if handler is None or handler_call_details.method.split("/")[1] in self._open:
             return handler
         metadata = dict(handler_call_details.invocation_metadata or ())

@@ -1,6 +1,6 @@
-"""Owns the rule that nothing serves other machines without asking who they are, unless told to.
+"""Which addresses may be listened on and dialled without authentication: loopback only.
 
-APIs ask for keys, the mesh for certificates.
+Beyond loopback, APIs need API keys and the mesh needs certificates, unless the options allow less.
 """
 
 from coordinator.options import CoordinatorOptions
@@ -11,7 +11,7 @@ from runtime.rpc.tls import DialPolicy, check_mesh_address
 
 
 def check_listen_addresses(options: CoordinatorOptions) -> None:
-    """Refuses listeners that would serve anybody without a word, and keys that cannot be read.
+    """Refuses listeners beyond loopback that have no authentication, and unreadable key files.
 
     Raises `UnprotectedApiError`, `InsecureMeshError` or `KeyFileError`.
     """
@@ -25,15 +25,14 @@ def check_listen_addresses(options: CoordinatorOptions) -> None:
 
 
 def check_worker_address(address: str, dial_policy: DialPolicy) -> None:
-    """Raises `WorkerRefusedError` for an address that this mesh dials for nobody.
+    """Raises `WorkerRefusedError` for an address that the coordinator must not dial.
 
-    One that stands for all interfaces would be the coordinator's own machine. And a mesh for
-    loopback alone asks nobody who they are: whoever joins it could have it dial anything that this
-    machine reaches.
+    0.0.0.0 and :: would reach the coordinator's own machine. A mesh on loopback authenticates no
+    worker, so a hello with another address could make the coordinator connect to any host.
     """
     if is_unspecified(address):
         reason = (
-            "that stands for all interfaces of a machine, so nobody can reach the worker there; "
+            "that stands for all interfaces of a machine, so the worker cannot be reached there; "
             "give --advertise, or else --listen, an address of the worker's machine"
         )
         raise WorkerRefusedError(worker=address, reason=reason)

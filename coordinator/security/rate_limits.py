@@ -1,9 +1,9 @@
-"""Owns what each tenant has under way and how many tokens it may still use this minute.
+"""Limits each tenant's requests in flight and its tokens per minute, prompts and answers together.
 
-Tokens are those of prompts and of answers. They fill a bucket that holds a minute's worth and is
-refilled steadily; a request is let in while the bucket holds any, and may overdraw it: its length
-is not known before. Then the tenant waits until the debt is paid, so that over time no more than
-its rate is used.
+Tokens are limited by a token bucket (https://en.wikipedia.org/wiki/Token_bucket) that holds one
+minute's tokens and refills at a constant rate. A request is admitted while the level is above 0 and
+may overdraw it, because the length of its answer is not known before; the next request is admitted
+when the level is above 0 again. The average rate therefore stays below the limit.
 """
 
 import math
@@ -17,7 +17,7 @@ _MINUTE_SECONDS = 60.0
 
 
 class Account:
-    """One tenant's requests and tokens."""
+    """One tenant's requests in flight and its token bucket."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.num_in_flight = 0
@@ -27,37 +27,37 @@ class Account:
         self._filled_at = clock()
 
     def check(self, tenant: Tenant) -> None:
-        """Raises `TooManyInFlightError` or `TokenRateError` if no request may come in now."""
+        """Raises `TooManyInFlightError` or `TokenRateError` if no request may be admitted now."""
         limit = tenant.max_in_flight
         if limit is not None and self.num_in_flight >= limit:
             raise TooManyInFlightError(limit=limit)
-        self._allow(tenant.tokens_per_minute)
+        self._set_limit(tenant.tokens_per_minute)
         if self._limit is not None and self._level <= 0:
             wait = math.ceil(-self._level * _MINUTE_SECONDS / self._limit)
             raise TokenRateError(tokens_per_minute=self._limit, wait_seconds=max(1, wait))
 
     def charge(self, num_tokens: int) -> None:
-        """Takes tokens that were read or generated out of the bucket."""
+        """Removes tokens that were read or generated from the bucket."""
         if self._limit is not None:
-            self._fill(self._limit)
+            self._refill(self._limit)
             self._level -= num_tokens
 
-    def _allow(self, limit: int | None) -> None:
-        """Takes the limit over, which may be a new one: the bucket then starts full."""
+    def _set_limit(self, limit: int | None) -> None:
+        """Applies the current limit; a bucket with a new limit starts full."""
         if limit is not None and self._limit == limit:
-            self._fill(limit)
+            self._refill(limit)
         else:
             self._level, self._filled_at = float(limit or 0), self._clock()
         self._limit = limit
 
-    def _fill(self, limit: int) -> None:
+    def _refill(self, limit: int) -> None:
         now = self._clock()
         earned = (now - self._filled_at) * limit / _MINUTE_SECONDS
         self._level, self._filled_at = min(float(limit), self._level + earned), now
 
 
 class Quotas:
-    """The accounts of all tenants, which are as many as there are keys."""
+    """The accounts of all tenants; their number is bounded by the number of keys."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -65,7 +65,7 @@ class Quotas:
 
     @contextmanager
     def admit(self, tenant: Tenant) -> Iterator[Account]:
-        """Counts one request of `tenant` while the block runs; raises what `Account.check` does."""
+        """Counts one request of `tenant` while the block runs; raises as `Account.check` does."""
         account = self._accounts.setdefault(tenant.name, Account(self._clock))
         account.check(tenant)
         account.num_in_flight += 1

@@ -1,4 +1,4 @@
-"""Owns the gRPC API's calls for clients: metadata, deadlines, and who is asked; nothing else."""
+"""The Inference service: metadata, deadlines and conversion of the gRPC API's calls."""
 
 import asyncio
 import uuid
@@ -26,21 +26,21 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Streams what was generated; a client that leaves or runs out of time is released at once."""
+    """Streams generated output; a disconnect or a deadline cancels its request at once."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
-    # Writes its responses, where the generated type yields them: a deadline cannot span a yield.
+    # Writes its responses instead of yielding them: an asyncio.timeout cannot span a yield.
     async def Infer(  # type: ignore[override]
         self, request: inference_pb2.InferRequest, context: _Context
     ) -> None:
-        """Generates for every prompt; updates of different prompts interleave."""
+        """Generates for all prompts; updates of different prompts interleave."""
         seconds = context.time_remaining()
         timeout = asyncio.timeout(seconds)
         try:
             async with timeout:
-                request_id = await _identify(request.request_id, context)
+                request_id = await _request_id(request.request_id, context)
                 _check_counts(request, self._admission.max_prompts)
                 await self._stream(
                     request_from_proto(request, request_id), seconds, context, timeout.expired
@@ -53,7 +53,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: _Context
     ) -> inference_pb2.TokenizeResponse:
-        """Answers as soon as the model's files are read; no stage is needed."""
+        """Needs the model's files only, no stage."""
         _check_counts(inference_pb2.InferRequest(prompts=[request.prompt]), max_prompts=1)
         model = await self._admission.model()
         check_model(request.model, model.name)
@@ -66,7 +66,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: _Context
     ) -> inference_pb2.DetokenizeResponse:
-        """Answers as soon as the model's files are read; no stage is needed."""
+        """Needs the model's files only, no stage."""
         model = await self._admission.model()
         check_model(request.model, model.name)
         text = await detokenize(tuple(request.token_ids), model)
@@ -75,7 +75,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: _Context
     ) -> inference_pb2.ListModelsResponse:
-        """The one model that is served, once its files are read."""
+        """The served model, once its files are read."""
         model = await self._admission.model()
         longest = self._admission.max_model_len(model)
         served = inference_pb2.Model(name=model.name, max_model_len=longest)
@@ -84,7 +84,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Cancel(
         self, request: inference_pb2.CancelRequest, context: _Context
     ) -> inference_pb2.CancelResponse:
-        """Never fails for a request that is over: its end and the call may cross."""
+        """Returns 0 for a request that has ended: its end and the call may cross."""
         num_cancelled = self._admission.cancel(request.request_id, CURRENT_TENANT.get())
         return inference_pb2.CancelResponse(num_cancelled=num_cancelled)
 
@@ -95,7 +95,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         context: _Context,
         has_timed_out: Callable[[], bool],
     ) -> None:
-        # gRPC ends the call at its deadline, too, and may be the first to do so.
+        # gRPC also ends the call at its deadline, possibly before the timeout.
         def is_late() -> bool:
             return has_timed_out() or context.time_remaining() == 0
 
@@ -118,13 +118,13 @@ def _check_counts(message: inference_pb2.InferRequest, max_prompts: int) -> None
     )
 
 
-async def _identify(asked: str, context: _Context) -> str:
-    """The request's id: from the message, the metadata or made here; it is echoed at once.
+async def _request_id(requested: str, context: _Context) -> str:
+    """The id in the message or the metadata, else a new one; sends it as initial metadata.
 
-    Raises `InvalidRequestError` for one that neither metadata nor logs could hold.
+    Raises `InvalidRequestError` for an id that is too long or not printable.
     """
     metadata = dict(context.invocation_metadata() or ())
-    request_id = asked or str(metadata.get(REQUEST_ID_KEY, "")) or uuid.uuid4().hex
+    request_id = requested or str(metadata.get(REQUEST_ID_KEY, "")) or uuid.uuid4().hex
     check_request_id(request_id)
     await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
     return request_id

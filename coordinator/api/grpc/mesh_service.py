@@ -1,13 +1,14 @@
-"""Owns the Join stream: hello in, welcome or refusal out, then heartbeats both ways until one ends.
+"""The Mesh service: the Join stream of a worker, whose life is the worker's membership.
 
-The stream's life is the worker's membership; what membership means is in `membership.py`.
+The worker sends `Hello`, the coordinator replies `Welcome` or `Refusal`, then both send heartbeats
+until one of them ends the stream. Membership itself is in `coordinator/membership/membership.py`.
 """
 
 import asyncio
 
 import grpc
 
-from coordinator.api.grpc.draining import MAX_GRACE_SECONDS
+from coordinator.api.grpc.operations_service import MAX_GRACE_SECONDS
 from coordinator.membership.membership import MAX_FIELD_LENGTH, Membership
 from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
 from coordinator.security.listen_policy import check_worker_address
@@ -23,20 +24,20 @@ from runtime.version import BUILD
 
 _Context = grpc.aio.ServicerContext[mesh_pb2.WorkerMessage, mesh_pb2.CoordinatorMessage]
 
-# A process that was killed and one that left look the same from here.
+# The same for a process that was killed and one that left.
 _STREAM_ENDED = "its Join stream ended"
-# A trailer must hold it.
+# Has to fit a trailer.
 _MAX_REASON = 1_000
 
 _log = get_logger()
 
 
 class _JoinEndedError(Exception):
-    """Raised when a Join stream is over, with the reason as its text."""
+    """Raised when a Join stream ends, with the reason as its text."""
 
 
 class MeshService(mesh_pb2_grpc.MeshServicer):
-    """Lets workers in and keeps them in while both sides hear each other."""
+    """Admits workers and keeps them members while heartbeats arrive in both directions."""
 
     def __init__(
         self,
@@ -55,14 +56,14 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         self._closing = asyncio.Event()
 
     def close(self) -> None:
-        """Ends every Join stream, so that the server can stop without waiting for workers."""
+        """Ends all Join streams, so that the server can stop without waiting for workers."""
         self._closing.set()
 
-    # Reads and writes by itself: read() can be given a deadline, the iterator cannot.
+    # Uses context.read() instead of the request iterator, which cannot have a deadline.
     async def Join(  # type: ignore[override]
         self, _: object, context: _Context
     ) -> None:
-        """One worker's membership, from hello to the end of the stream."""
+        """One worker's membership, from its hello to the end of the stream."""
         hello = await self._read_hello(context)
         if hello is None:
             return
@@ -70,7 +71,7 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         try:
             self._membership.check(identity)
             check_worker_address(identity.address, self._dial_policy)
-            await self._check_reached(identity, context)
+            await self._check_reachable(identity, context)
             worker = self._membership.join(identity, assignment_from_proto(hello.held))
         except RefusedWorkerError as error:
             name = identity.address[:MAX_FIELD_LENGTH]
@@ -79,16 +80,16 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
                 mesh_pb2.CoordinatorMessage(refusal=mesh_pb2.Refusal(reason=str(error)))
             )
             return
-        if reason := await self._hold(worker, context):
+        if reason := await self._keep_joined(worker, context):
             detail = f"out of the mesh: {reason}"[:_MAX_REASON]
             await context.abort(grpc.StatusCode.UNAVAILABLE, detail)
 
-    async def _check_reached(self, identity: WorkerIdentity, context: _Context) -> None:
-        """Ends the call of a worker that does not answer where it says; it may ask again."""
+    async def _check_reachable(self, identity: WorkerIdentity, context: _Context) -> None:
+        """Aborts the call of a worker that does not answer at its address; the worker may retry."""
         try:
             problem = await self._reachability.find_problem(identity)
         except TimeoutError:
-            detail = "too many workers join at once; ask again"
+            detail = "too many workers join at once; retry"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, detail)
         if problem:
             _log.warning("worker_unreachable", worker=identity.address, problem=problem)
@@ -106,11 +107,10 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
             return None
         return message.hello if message.HasField("hello") else None
 
-    async def _hold(self, worker: WorkerRecord, context: _Context) -> str:
-        """Keeps `worker` in until its stream ends, it falls silent or the coordinator closes.
+    async def _keep_joined(self, worker: WorkerRecord, context: _Context) -> str:
+        """Returns when the stream or the heartbeats end, or the worker is removed, or on `close`.
 
-        Returns why somebody else took it out, if that was the end; one that was asked to leave is
-        told that it may go.
+        The result is the reason of a removal, else empty. A drained worker is sent `Released`.
         """
         identity = worker.identity
         _log.info("worker_joined", worker=worker.name, worker_id=identity.worker_id)
@@ -119,22 +119,22 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
         reason = _STREAM_ENDED
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._listen(worker, context))
-                tasks.create_task(self._speak(context))
+                tasks.create_task(self._receive(worker, context))
+                tasks.create_task(self._send_heartbeats(context))
                 tasks.create_task(self._end_on_close())
                 tasks.create_task(_end_on_departure(worker))
         except* _JoinEndedError as ended:
             reason = str(ended.exceptions[0])
         finally:
-            was_put_out = worker.departed.is_set()
+            was_removed = worker.departed.is_set()
             self._membership.leave(worker, reason)
             _log.info("worker_left", worker=worker.name, reason=reason)
         if worker.is_released:
             await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
             return ""
-        return reason if was_put_out else ""
+        return reason if was_removed else ""
 
-    async def _listen(self, worker: WorkerRecord, context: _Context) -> None:
+    async def _receive(self, worker: WorkerRecord, context: _Context) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._timeout_seconds):
@@ -150,13 +150,13 @@ class MeshService(mesh_pb2_grpc.MeshServicer):
                 worker.activity = activity_from_proto(message.heartbeat.activity)
                 worker.active_epoch = epoch.coordinator_id, epoch.counter
             if message.HasField("leaving"):
-                # In this order, what is not a number becomes no time at all.
+                # In this order, NaN becomes 0.
                 seconds = min(MAX_GRACE_SECONDS, max(0.0, message.leaving.grace_seconds))
                 _log.info("worker_leaves", worker=worker.name, grace_seconds=seconds)
                 now = asyncio.get_running_loop().time()
                 self._membership.drain(worker, now + seconds)
 
-    async def _speak(self, context: _Context) -> None:
+    async def _send_heartbeats(self, context: _Context) -> None:
         welcome = mesh_pb2.Welcome(
             coordinator_id=self._coordinator_id, heartbeat_seconds=self._heartbeat_seconds
         )

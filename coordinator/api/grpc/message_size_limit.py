@@ -1,4 +1,4 @@
-"""Owns the limit of a gRPC call's message, which is refused before it is decoded."""
+"""The limit on the size of a gRPC call's message, which is checked before it is decoded."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,9 +10,10 @@ from runtime.errors import RequestTooLargeError
 
 
 class MessageSizeLimit(grpc.aio.ServerInterceptor):
-    """Refuses large messages, because decoding one holds up the event loop, and every thread.
+    """Refuses large messages: decoding one blocks the event loop, and all threads.
 
-    gRPC's own limit, which is higher and covers what the mesh sends, ends calls without our error.
+    gRPC's own limit is higher, because it applies to the mesh's messages too, and its error is not
+    one of ours.
     """
 
     def __init__(self, max_bytes: int) -> None:

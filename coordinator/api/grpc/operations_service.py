@@ -1,10 +1,10 @@
-"""Owns what an operator sees: the coordinator's state as one protobuf message."""
+"""The Operations service: the coordinator's state as one message, and draining of workers."""
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
-from coordinator.api.grpc.draining import MAX_GRACE_SECONDS, find_workers
 from coordinator.coordinator import Coordinator
+from coordinator.membership.membership import Membership
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.replica.replica import Phase, Replica
 from coordinator.telemetry.replica_telemetry import ReplicaTelemetry
@@ -16,25 +16,30 @@ from runtime.protocol.device_codec import usage_to_proto
 from runtime.protocol.result_codec import activity_to_proto
 from runtime.version import BUILD
 
+MAX_GRACE_SECONDS: Final = 86_400.0
+
 
 class OperationsService(mesh_pb2_grpc.OperationsServicer):
-    """Answers at any time, also while nothing is served."""
+    """Answers at any time, also while no replica serves."""
 
     def __init__(self, coordinator: Coordinator, *, may_drain: bool) -> None:
-        """Clients' APIs may look, and change nothing: they have `may_drain` False."""
+        """`may_drain` is False at the clients' API, which is read-only."""
         self._coordinator = coordinator
         self._may_drain = may_drain
 
     async def GetState(
         self, request: mesh_pb2.GetStateRequest, context: Any
     ) -> mesh_pb2.GetStateResponse:
-        """A snapshot."""
+        """The state at this moment."""
         return snapshot(self._coordinator)
 
     async def Drain(self, request: mesh_pb2.DrainRequest, context: Any) -> mesh_pb2.DrainResponse:
-        """Answers when they have left; a caller that does not wait stops nothing."""
+        """Drains the workers of `target`, returns when they have left.
+
+        A call that is cancelled does not stop the drain. Raises `InvalidRequestError`.
+        """
         if not self._may_drain:
-            problem = "a client's API drains nothing; ask at the coordinator's --mesh address"
+            problem = "cannot be drained at a client's API; call the coordinator's --mesh address"
             raise InvalidRequestError(field="target", problem=problem)
         coordinator = self._coordinator
         workers = find_workers(request.target, coordinator.membership)
@@ -50,8 +55,27 @@ class OperationsService(mesh_pb2_grpc.OperationsServicer):
         return mesh_pb2.DrainResponse(workers=[worker.name for worker in workers])
 
 
+def find_workers(target: str, membership: Membership) -> list[WorkerRecord]:
+    """The workers that `target` names by address, worker id or replica number.
+
+    Raises `InvalidRequestError` if there are none.
+    """
+    if target.isdecimal():
+        found = [worker for worker in membership.workers if str(worker.replica) == target]
+    else:
+        found = [
+            worker
+            for worker in membership.workers
+            if target in (worker.name, worker.identity.worker_id)
+        ]
+    if not found:
+        problem = f"{target[:100]!r} is no worker's address or id, and no replica that has workers"
+        raise InvalidRequestError(field="target", problem=f"{problem}; see stagemesh status")
+    return found
+
+
 def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
-    """The whole state at this moment."""
+    """The state at this moment."""
     router = coordinator.router
     replicas = {replica.number: replica for replica in coordinator.replicas}
     return mesh_pb2.GetStateResponse(
@@ -117,7 +141,7 @@ def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
 
 def _stage_states(replica: Replica) -> list[mesh_pb2.StageState]:
     states: list[mesh_pb2.StageState] = []
-    for place, assignment in enumerate(replica.assignments):
+    for index, assignment in enumerate(replica.assignments):
         if assignment.rank == 0:
             state = _stage_sums(replica, assignment.stage)
             state.first_layer, state.num_layers = assignment.first_layer, assignment.num_layers
@@ -129,7 +153,7 @@ def _stage_states(replica: Replica) -> list[mesh_pb2.StageState]:
             peak_rss_bytes=loading.peak_rss_bytes,
         )
         if replica.workers:
-            worker = replica.workers[place]
+            worker = replica.workers[index]
             rank.worker_id = worker.identity.worker_id
             states[-1].worker_ids.append(rank.worker_id)
             epoch = replica.epoch
@@ -180,7 +204,7 @@ def _worker_info(worker: WorkerRecord, replica: Replica | None) -> mesh_pb2.Work
 
 
 def _worker_state(worker: WorkerRecord, replica: Replica | None) -> stage_pb2.WorkerState:
-    """As this coordinator knows it; the worker itself answers `Stage.Status`."""
+    """The state as the coordinator has recorded it; `Stage.Status` asks the worker itself."""
     if worker.held is None:
         is_loading = replica is not None and replica.phase is Phase.LOADING
         return stage_pb2.WORKER_STATE_LOADING if is_loading else stage_pb2.WORKER_STATE_EMPTY
