@@ -21,7 +21,7 @@ _WEIGHTS_SHARE = 0.8
 def degraded_options(options: CoordinatorOptions) -> Iterator[CoordinatorOptions]:
     """The options themselves, then with one stage less each time and layers divided evenly.
 
-    Stages with different numbers of ranks have no smaller plan: nothing says which one to drop.
+    Stages with different numbers of ranks have no smaller plan: no rule decides which one to drop.
     """
     yield options
     if len(set(options.tp_sizes)) == 1:

@@ -1,4 +1,4 @@
-"""Which worker gets which layers."""
+"""Which layers each rank gets, and which options a model refuses."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_plan_heavy_head_gives_the_last_stage_fewer_layers(config: ModelConfig) 
     assert [(part.first_layer, part.num_layers) for part in plan] == [(0, 3), (3, 1)]
 
 
-def test_plan_named_layers_are_taken(config: ModelConfig) -> None:
+def test_plan_uses_given_layers(config: ModelConfig) -> None:
     plan = plan_replica(replace(OPTIONS, layers=(1, 3)), config, "f00", 0)
     assert [(part.stage, part.first_layer, part.num_layers) for part in plan] == [
         (0, 0, 1),
@@ -82,7 +82,7 @@ def test_plan_has_a_part_for_each_rank_of_each_stage(
     assert options.num_workers == len(plan)
 
 
-def test_plan_of_more_ranks_than_groups_of_heads_names_the_numbers(config: ModelConfig) -> None:
+def test_plan_with_more_ranks_than_key_value_heads_names_the_numbers(config: ModelConfig) -> None:
     with pytest.raises(TooManyRanksError, match="4 ranks a stage for 2 key/value heads"):
         plan_replica(replace(OPTIONS, tp=(4,)), config, "f00", 0)
 
@@ -116,7 +116,7 @@ def test_plan_impossible_options_are_refused(
         ({"layers": (1, 3), "block_size": 1}, 2 * 3 * 2 * 8 * 2),
     ],
 )
-def test_plan_with_memory_for_not_one_kv_block_is_refused(
+def test_plan_with_memory_below_one_kv_block_is_refused(
     changes: dict[str, Any], block_bytes: int, config: ModelConfig
 ) -> None:
     options = replace(OPTIONS, kv_memory_bytes=block_bytes - 1, **changes)
@@ -125,7 +125,7 @@ def test_plan_with_memory_for_not_one_kv_block_is_refused(
     plan_replica(replace(options, kv_memory_bytes=block_bytes), config, "f00", 0)
 
 
-def test_plan_model_path_means_the_same_elsewhere(
+def test_plan_model_path_is_absolute(
     config: ModelConfig, toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(toy_folder.parent)
@@ -134,7 +134,7 @@ def test_plan_model_path_means_the_same_elsewhere(
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked", "dtypes", "expected"),
+    ("stored", "requested", "dtypes", "expected"),
     [
         ("bfloat16", "auto", (("float32", "bfloat16"), ("float32", "bfloat16")), "bfloat16"),
         ("bfloat16", "auto", (("float32", "bfloat16"), ("float32",)), "float32"),
@@ -142,26 +142,26 @@ def test_plan_model_path_means_the_same_elsewhere(
         ("float32", "bfloat16", (("float32",), ("float32",)), "bfloat16"),
     ],
 )
-def test_settle_dtype_takes_what_all_workers_compute_fast(
+def test_resolve_dtype_is_one_that_all_workers_compute_fast(
     config: ModelConfig,
     stored: str,
-    asked: str,
+    requested: str,
     dtypes: tuple[tuple[str, ...], ...],
     expected: str,
 ) -> None:
     config = replace(config, torch_dtype=stored)
-    plan = plan_replica(replace(OPTIONS, dtype=asked), config, "f00", 0)
+    plan = plan_replica(replace(OPTIONS, dtype=requested), config, "f00", 0)
     workers = [WorkerRecord(replace(worker("a").identity, dtypes=fast)) for fast in dtypes]
     assert [part.dtype for part in resolve_dtype(plan, config, workers)] == [expected] * 2
 
 
-def test_served_len_is_what_model_and_cache_hold() -> None:
+def test_served_len_is_bounded_by_model_and_cache() -> None:
     assert served_len(512, False, 64, 16) == 512
     assert served_len(512, False, 8, 16) == 128
     assert served_len(128, True, 8, 16) == 128
 
 
-def test_served_len_asked_for_more_than_the_cache_is_refused_with_numbers() -> None:
+def test_served_len_requested_above_the_cache_is_refused_with_numbers() -> None:
     with pytest.raises(NeverFitsError) as caught:
         served_len(512, True, 8, 16)
     assert (caught.value.num_blocks_needed, caught.value.num_blocks) == (32, 8)

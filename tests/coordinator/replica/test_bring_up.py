@@ -1,4 +1,4 @@
-"""What an epoch's limits are made of."""
+"""The limits of a replica, and the devices that its ranks need."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def make_report(num_kv_blocks: int, weights_bytes: int) -> LoadReport:
     return LoadReport(num_kv_blocks, weights_bytes, 0, 1.0, "f")
 
 
-def test_limits_take_the_smallest_rank_and_guess_each_stage_by_its_device() -> None:
+def test_make_limits_uses_the_smallest_rank_and_estimates_each_stage_by_its_device() -> None:
     assignments = [make_assignment(stage, rank) for stage in (0, 1) for rank in (0, 1)]
     reports = [make_report(blocks, 10**9 * blocks) for blocks in (40, 50, 30, 60)]
     limits = make_limits(
@@ -46,7 +46,7 @@ def test_limits_take_the_smallest_rank_and_guess_each_stage_by_its_device() -> N
 
 
 def make_workers(*kinds: str) -> list[WorkerRecord]:
-    """One for each rank of two stages of two."""
+    """A worker for each rank of two stages of two ranks."""
     return [
         WorkerRecord(WorkerIdentity(1, "b", f"w{index}", "n", f"host:{index}", kind, "", 0, 0))
         for index, kind in enumerate(kinds)
@@ -57,7 +57,7 @@ PARTS = [make_assignment(stage, rank) for stage in (0, 1) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize(
-    ("backend", "kinds", "told"),
+    ("backend", "kinds", "expected"),
     [
         (
             "nccl",
@@ -74,12 +74,12 @@ PARTS = [make_assignment(stage, rank) for stage in (0, 1) for rank in (0, 1)]
         ),
     ],
 )
-def test_check_devices_that_a_backend_does_not_serve_names_both(
-    backend: str, kinds: tuple[str, ...], told: str
+def test_check_devices_that_do_not_fit_the_backend_names_both(
+    backend: str, kinds: tuple[str, ...], expected: str
 ) -> None:
     with pytest.raises(WorkerRefusedError) as caught:
         check_devices(backend, PARTS, make_workers(*kinds))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What counts as the same answer to the canary prompt, and how the reference is kept."""
+"""Which log-probabilities match the canary's reference, and how the reference is cached."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def test_check_canary_equal_passes() -> None:
     check_canary(REFERENCE, answer((4, 5, 6), (-0.5, -1.5, -2.0)), "float32")
 
 
-def test_check_canary_rounding_and_near_ties_at_the_end_pass() -> None:
+def test_check_canary_rounding_and_near_ties_at_the_end_passes() -> None:
     check_canary(REFERENCE, answer((4, 5, 9), (-0.5001, -1.5001, -1.9999)), "float32")
 
 
@@ -49,7 +49,7 @@ def test_check_canary_different_is_refused(
         check_canary(REFERENCE, answer(ids, logprobs), "float32")
 
 
-def test_check_canary_coarser_numbers_are_allowed_more() -> None:
+def test_check_canary_coarser_dtypes_have_a_larger_tolerance() -> None:
     rounded = answer((4, 5, 6), (-0.55, -1.45, -2.05))
     check_canary(REFERENCE, rounded, "bfloat16")
     with pytest.raises(CanaryMismatchError):
@@ -94,7 +94,7 @@ def test_reference_not_text_counts_as_absent(tmp_path: Path) -> None:
     assert read_reference(tmp_path, "f00", PROMPT) is None
 
 
-def test_write_reference_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
+def test_write_reference_failure_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "canary-2-f00" / "in the way").mkdir(parents=True)
     with pytest.raises(OSError, match="f00"):
         write_reference(tmp_path, "f00", REFERENCE)

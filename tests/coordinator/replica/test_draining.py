@@ -1,4 +1,4 @@
-"""Workers that leave on purpose: nobody's request is lost, and no token is another."""
+"""Workers that drain: no request is lost, and no token changes."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.coordinator.toy_model import toy_answer
 PROMPT = (5, 6, 7)
 
 
-async def test_drain_worker_with_a_spare_is_replaced_in_mid_answer(toy_folder: Path) -> None:
+async def test_drain_worker_with_a_spare_is_replaced_during_an_answer(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=3) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=300))
         answers: dict[int, Answer] = {}
@@ -32,7 +32,7 @@ async def test_drain_worker_with_a_spare_is_replaced_in_mid_answer(toy_folder: P
     assert [worker.stage.num_loads for worker in mesh.workers] == [1, 1, 1]
 
 
-async def test_drain_worker_of_two_replicas_its_requests_go_on_with_the_other(
+async def test_drain_worker_of_two_replicas_moves_its_requests_to_the_other(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder, dp=2) as mesh:
@@ -59,7 +59,7 @@ async def test_drain_replica_releases_all_of_its_workers(toy_folder: Path) -> No
     assert [replica.serving for replica in state.replicas] == [True, False]
 
 
-async def test_drain_without_a_replacement_waits_for_what_runs(toy_folder: Path) -> None:
+async def test_drain_without_a_replacement_waits_for_running_requests(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=100))
         answers: dict[int, Answer] = {}
@@ -71,14 +71,14 @@ async def test_drain_without_a_replacement_waits_for_what_runs(toy_folder: Path)
         await mesh.until(lambda state: not state.ready)
 
 
-async def test_drain_worker_out_of_time_leaves_and_the_answer_waits_for_another(
+async def test_drain_worker_at_its_deadline_leaves_and_the_answer_waits_for_another(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=400))
         answers: dict[int, Answer] = {}
         await read_one(call, answers)
-        mesh.workers[0].stage.behaviour.running.clear()  # so that it cannot end in time
+        mesh.workers[0].stage.behaviour.running.clear()  # so that it cannot finish in time
         await mesh.workers[0].leave(grace_seconds=0.1)
         await mesh.workers[0].released()
         await mesh.add_worker("replacement")
@@ -95,7 +95,7 @@ async def test_drain_spare_leaves_at_once(toy_folder: Path) -> None:
     assert state.replicas[0].epoch.counter == 1
 
 
-async def test_drain_broken_spare_is_put_out_and_the_next_one_taken(toy_folder: Path) -> None:
+async def test_drain_faulty_spare_is_evicted_and_the_next_one_loads(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=400))
         answers: dict[int, Answer] = {}
@@ -110,10 +110,10 @@ async def test_drain_broken_spare_is_put_out_and_the_next_one_taken(toy_folder: 
         assert answers[0].tokens == toy_answer(PROMPT, 400)
 
 
-async def test_drain_spare_that_was_put_out_is_taken_once_its_blame_has_passed(
+async def test_drain_evicted_spare_loads_after_its_fault_score_has_decayed(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker whose link was cut for a minute is not out for ever."""
+    """A worker whose link was cut for a minute is used again later."""
     monkeypatch.setattr(fault_scores, "HALF_LIFE_SECONDS", 0.05)
     monkeypatch.setattr(coordinator, "_DECAY_SECONDS", 0.01)
     async with toy_mesh(toy_folder) as mesh:
@@ -121,7 +121,7 @@ async def test_drain_spare_that_was_put_out_is_taken_once_its_blame_has_passed(
         answers: dict[int, Answer] = {}
         await read_one(call, answers)
         staying, leaving = mesh.workers
-        staying.stage.behaviour.running.clear()  # so that only a spare lets the other go
+        staying.stage.behaviour.running.clear()  # so that only a spare can replace the other
         await leaving.leave(grace_seconds=60.0)
         spare = await mesh.add_worker("spare", load_error=AssertionError("no"))
         await mesh.until(lambda state: len(state.workers) == 2)
@@ -133,7 +133,7 @@ async def test_drain_spare_that_was_put_out_is_taken_once_its_blame_has_passed(
         assert answers[0].tokens == toy_answer(PROMPT, 40)
 
 
-async def test_drain_unknown_target_says_where_to_look(toy_folder: Path) -> None:
+async def test_drain_unknown_target_names_the_command_that_lists_them(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
         for target in ("nobody", "7", "9" * 20_000, "127.0.0.1:1"):
@@ -143,7 +143,7 @@ async def test_drain_unknown_target_says_where_to_look(toy_folder: Path) -> None
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
-async def test_drain_grace_that_is_no_time_is_refused(toy_folder: Path, seconds: float) -> None:
+async def test_drain_invalid_grace_time_is_refused(toy_folder: Path, seconds: float) -> None:
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
         with pytest.raises(grpc.aio.AioRpcError, match="grace_seconds") as caught:
@@ -162,7 +162,7 @@ async def test_drain_at_a_clients_api_is_refused(toy_folder: Path) -> None:
 
 
 async def test_drain_every_worker_in_turn_under_load_loses_no_request(toy_folder: Path) -> None:
-    """Case 17 (petals#587): replacing the parts of a running pipeline, one after the other."""
+    """Case 17 (petals#587): replaces all parts of a running pipeline, one after the other."""
     async with toy_mesh(toy_folder, num_workers=3) as mesh:
         await mesh.until_ready()
         done = asyncio.Event()

@@ -24,7 +24,7 @@ Loads = list[tuple[str, int]]
 
 
 class FakeEngine:
-    """An engine whose requests end when the test says so."""
+    """An engine whose requests end when the test sets `idle`."""
 
     def __init__(self, *, is_serving: bool = True) -> None:
         self.replica = 0

@@ -34,7 +34,7 @@ POISON = (77, 77, 77)
 
 
 @pytest.mark.parametrize("fault", ["fails_from", "stalls_from"])
-async def test_worker_that_fails_at_work_gives_way_to_a_spare_and_no_request_is_lost(
+async def test_worker_that_fails_while_serving_is_replaced_by_a_spare_and_no_request_is_lost(
     toy_folder: Path, fault: str
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=3, step_seconds=2.0) as mesh:
@@ -45,11 +45,11 @@ async def test_worker_that_fails_at_work_gives_way_to_a_spare_and_no_request_is_
     assert answer.tokens == toy_answer(PROMPT, 200)
     assert used(state) == ["w0", "w2"]
     assert state.replicas[0].epoch.counter == 3
-    # Nothing is proven: it stands by.
+    # The request may be the cause, so the worker stays as a spare.
     assert len(state.workers) == 3
 
 
-async def test_request_that_ends_epochs_on_every_worker_puts_none_out(toy_folder: Path) -> None:
+async def test_request_that_ends_epochs_on_every_worker_evicts_none(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=3) as mesh:
         await mesh.until_ready()
         for worker in mesh.workers:
@@ -64,45 +64,45 @@ async def test_request_that_ends_epochs_on_every_worker_puts_none_out(toy_folder
 
 
 class World:
-    """A replica without a mesh: workers, requests, and what ends epochs."""
+    """A replica without a mesh: workers, requests, and their faults."""
 
     def __init__(self, plan: tuple[Assignment, ...], num_workers: int) -> None:
         self.plan = plan
         self.membership = Membership(max_workers=num_workers)
         self.workers = [self.membership.join(_identity(n)) for n in range(num_workers)]
-        self.alone: int | None = None
-        self.suspects = PoisonRequestDetector(self._isolate)
+        self.isolated_id: int | None = None
+        self.detector = PoisonRequestDetector(self._isolate)
         self.failed: list[int] = []
 
     def _isolate(self, request: int | None) -> None:
-        self.alone = request
+        self.isolated_id = request
 
     def run_epoch(
         self, requests: set[int], bad: set[WorkerRecord], poison: set[int], who: int
     ) -> bool:
-        """One epoch in which all `requests` run that may; whether it ended."""
+        """Runs an epoch with all `requests` that may run; returns whether it ended."""
         workers = assign_workers(self.plan, self.membership.free)
         assert workers is not None
         self.membership.fault_scores.clear(workers, ())
-        running = requests if self.alone is None else requests & {self.alone}
+        running = requests if self.isolated_id is None else requests & {self.isolated_id}
         for request in running:
-            self.suspects.started(request)
+            self.detector.started(request)
         culprits = [worker for worker in workers if worker in bad]
         if running & poison:
             culprits.append(workers[who % len(workers)])
         if not running or not culprits:
             for request in running:
-                self.suspects.made_progress(request)
-                self.suspects.forget(request)
+                self.detector.made_progress(request)
+                self.detector.forget(request)
             requests -= running
             return False
         cause = StageFailedError(cause="position", detail="", workers=(culprits[0].name,))
         over_limit = attribute(cause, workers, self.membership.fault_scores, 0.0, was_serving=True)
         assert over_limit == []
-        culprit = self.suspects.end_epoch()
+        culprit = self.detector.end_epoch()
         if culprit is not None:
             self.failed.append(culprit)
-            self.suspects.forget(culprit)
+            self.detector.forget(culprit)
             requests.discard(culprit)
             self.membership.fault_scores.reset_failures(self.workers)
         return True
@@ -120,7 +120,7 @@ def _plan(folder: Path) -> tuple[Assignment, ...]:
 
 
 def _arrivals(draw: Any) -> Iterator[set[int]]:
-    """New requests before each epoch, with ids that grow."""
+    """Sets of new requests, one before each epoch, with increasing ids."""
     first = 0
     while True:
         count = draw(st.integers(0, 3))
@@ -129,7 +129,7 @@ def _arrivals(draw: Any) -> Iterator[set[int]]:
 
 
 @given(data=st.data(), place_of_bad=st.integers(0, 2))
-def test_blame_worker_that_always_fails_at_work_is_passed_over_after_two_ends(
+def test_worker_that_always_fails_while_serving_is_replaced_after_two_ends(
     toy_folder: Path, data: st.DataObject, place_of_bad: int
 ) -> None:
     world = World(_plan(toy_folder), 3)
@@ -146,7 +146,7 @@ def test_blame_worker_that_always_fails_at_work_is_passed_over_after_two_ends(
 
 
 @given(data=st.data(), poison=st.sets(st.integers(0, 12), max_size=3))
-def test_blame_of_what_poison_requests_end_puts_nobody_out_and_fails_no_other(
+def test_poison_requests_evict_no_worker_and_fail_no_other_request(
     toy_folder: Path, data: st.DataObject, poison: set[int]
 ) -> None:
     world = World(_plan(toy_folder), 3)

@@ -1,4 +1,4 @@
-"""Which worker is passed over after a try that came to nothing, and when the mesh gives up."""
+"""Which worker is replaced after a failed attempt, and when the mesh gives up."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -19,11 +19,11 @@ from tests.coordinator.toy_model import toy_answer
 PROMPT = (5, 6, 7)
 REFUSES = {"load_error": CheckpointError(folder="/models/toy", problem="it ends too early")}
 FAILS = {"load_error": StagemeshError()}
-LIES = {"skew_logprobs": 0.5}
+MISCOMPUTES = {"skew_logprobs": 0.5}
 
 
 async def start_with(mesh: ToyMesh, behaviours: Sequence[dict[str, Any]]) -> None:
-    """So many workers, named in turn; none loads before all have joined."""
+    """Adds a worker for each behaviour; none loads before all have joined."""
     loading = asyncio.Event()
     for number, behaviour in enumerate(behaviours):
         await mesh.add_worker(f"w{number}", loading=loading, **behaviour)
@@ -31,29 +31,29 @@ async def start_with(mesh: ToyMesh, behaviours: Sequence[dict[str, Any]]) -> Non
 
 
 async def outcome(mesh: ToyMesh) -> mesh_pb2.GetStateResponse:
-    """The state once the mesh serves or has given up."""
+    """The state once the mesh serves or has failed."""
     return await mesh.until(lambda state: state.ready or bool(state.failure))
 
 
 def used(state: mesh_pb2.GetStateResponse) -> list[str]:
-    """The workers of the stages, in their order."""
+    """The ids of the workers, in the order of stages."""
     return [id for stage in state.replicas[0].stages for id in stage.worker_ids]
 
 
 @asynccontextmanager
 async def rejoining(mesh: ToyMesh, **hello: Any) -> AsyncIterator[None]:
-    """Workers that are put out come back meanwhile, as real ones do, and say hello as before."""
+    """Evicted workers join again with the same hello, as real ones do."""
 
-    async def rejoin_for_ever() -> None:
+    async def rejoin_forever() -> None:
         while True:
             there = {worker.hello.worker_id for worker in (await mesh.state()).workers}
             for worker in mesh.workers:
                 if worker.is_alive and worker.stage.worker_id not in there:
-                    # It may be put out again before it is welcome.
+                    # It may be evicted again before its welcome.
                     with suppress(grpc.aio.AioRpcError, AssertionError):
                         await worker.join_mesh(mesh.mesh, **hello)
 
-    task = asyncio.create_task(rejoin_for_ever())
+    task = asyncio.create_task(rejoin_forever())
     try:
         yield
     finally:
@@ -68,15 +68,15 @@ async def rejoining(mesh: ToyMesh, **hello: Any) -> AsyncIterator[None]:
         ((REFUSES, {}, {}), 0),
         (({}, REFUSES, {}), 1),
         (({}, FAILS, {}), 1),
-        (({}, LIES, {}), 1),
+        (({}, MISCOMPUTES, {}), 1),
         ((REFUSES, {}, REFUSES, {}), 0),
     ],
-    ids=["refuses", "last-refuses", "fails", "lies", "two-refuse"],
+    ids=["refuses", "last-refuses", "fails", "miscomputes", "two-refuse"],
 )
-async def test_start_with_a_broken_worker_goes_on_with_a_spare(
+async def test_start_with_a_faulty_worker_continues_with_a_spare(
     toy_folder: Path, behaviours: Sequence[dict[str, Any]], broken: int
 ) -> None:
-    """Case 16 (TGI#2593): one bad worker is no reason to serve nothing."""
+    """Case 16 (TGI#2593): one faulty worker does not prevent service."""
     with capture_logs() as logs:
         async with toy_mesh(toy_folder, num_workers=0) as mesh:
             await start_with(mesh, behaviours)
@@ -85,14 +85,16 @@ async def test_start_with_a_broken_worker_goes_on_with_a_spare(
             assert f"w{broken}" not in used(state)
             answer = (await collect(mesh.infer(token_request(PROMPT))))[0]
             assert answer.tokens == toy_answer(PROMPT, 8)
-    if behaviours[broken] is not LIES:  # a canary says not which of them it was
+    if behaviours[broken] is not MISCOMPUTES:  # a wrong canary names no worker
         ends = [log["cause"] for log in logs if log["event"] == "epoch_ended"]
         assert f"evicted: {mesh.workers[broken].address}" in ends[0]
 
 
-@pytest.mark.parametrize("behaviour", [REFUSES, LIES, FAILS], ids=["refuse", "lie", "fail"])
+@pytest.mark.parametrize(
+    "behaviour", [REFUSES, MISCOMPUTES, FAILS], ids=["refuse", "miscompute", "fail"]
+)
 @pytest.mark.parametrize("num_workers", [2, 3, 5])
-async def test_start_with_broken_workers_alone_gives_up_with_the_reason(
+async def test_start_with_only_faulty_workers_gives_up_with_the_reason(
     toy_folder: Path, behaviour: dict[str, Any], num_workers: int
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
@@ -103,24 +105,24 @@ async def test_start_with_broken_workers_alone_gives_up_with_the_reason(
         assert any(word in state.failure for word in ("ends too early", "canary", "internal error"))
 
 
-async def test_start_with_a_broken_worker_waits_for_those_that_are_on_their_way(
+async def test_start_with_a_faulty_worker_waits_for_workers_on_their_way(
     toy_folder: Path,
 ) -> None:
-    """A coordinator that was started anew gets its workers back one after the other."""
+    """The workers of a restarted coordinator join one after the other."""
     async with toy_mesh(toy_folder, num_workers=0, settle_seconds=60.0) as mesh:
         await start_with(mesh, ({}, REFUSES))
         waiting = asyncio.create_task(outcome(mesh))
-        for _ in range(50):  # looks at the state, in which the refusal has its time
+        for _ in range(50):  # each call gives the refusal time to arrive
             assert not (await mesh.state()).failure
         await mesh.add_worker("late")
         state = await waiting
         assert used(state) == ["w0", "late"]
 
 
-async def test_worker_that_answers_no_call_is_put_out_and_a_spare_takes_over(
+async def test_worker_that_answers_no_call_is_evicted_and_replaced_by_a_spare(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 9 (vllm#45414): a worker whose heartbeats come, and that nobody's calls reach."""
+    """Case 9 (vllm#45414): the worker's heartbeats arrive, but calls do not reach it."""
     monkeypatch.setattr(stage_client, "STATUS_SECONDS", 2.0)
     async with toy_mesh(toy_folder, num_workers=3) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=300))
@@ -136,10 +138,10 @@ async def test_worker_that_answers_no_call_is_put_out_and_a_spare_takes_over(
     assert {worker.hello.worker_id for worker in state.workers} == {"w0", "w2"}
 
 
-async def test_epoch_that_does_not_come_to_serve_again_is_tried_with_a_spare(
+async def test_attempt_that_fails_after_serving_is_repeated_with_a_spare(
     toy_folder: Path,
 ) -> None:
-    """A stage that fails at the canary, as one whose device computes NaN does, names no worker."""
+    """A stage that fails at the canary, such as one that computes NaN, names no worker."""
     async with toy_mesh(toy_folder, num_workers=3) as mesh:
         await mesh.until_ready()
         broken = mesh.workers[1].stage.behaviour
@@ -150,7 +152,7 @@ async def test_epoch_that_does_not_come_to_serve_again_is_tried_with_a_spare(
         assert used(await mesh.until_ready()) == ["w0", "w2"]
 
 
-async def test_worker_that_has_served_and_fails_at_every_canary_does_not_use_up_all_spares(
+async def test_worker_that_has_served_and_fails_at_every_canary_evicts_no_spare(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=4) as mesh:
@@ -163,7 +165,7 @@ async def test_worker_that_has_served_and_fails_at_every_canary_does_not_use_up_
 
 
 @pytest.mark.parametrize("unreached", [(1,), (1, 2)], ids=["one-peer", "no-peer"])
-async def test_worker_that_does_not_reach_the_next_is_passed_over_for_a_spare(
+async def test_worker_that_does_not_reach_the_next_stage_is_replaced_by_a_spare(
     toy_folder: Path, unreached: Sequence[int]
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=3) as mesh:
@@ -180,7 +182,7 @@ async def test_worker_that_does_not_reach_the_next_is_passed_over_for_a_spare(
 async def test_start_with_workers_that_do_not_reach_each_other_names_both(
     toy_folder: Path,
 ) -> None:
-    """Case 27 (vllm#27823, #8447): a start on the wrong interface says so, and does not hang."""
+    """Case 27 (vllm#27823, #8447): a start on the wrong interface fails with a message."""
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
         loading = asyncio.Event()
         first, second = [await mesh.add_worker(f"w{n}", loading=loading) for n in range(2)]

@@ -1,4 +1,4 @@
-"""The life of a replica: epochs that end and begin again, and ends beyond repair."""
+"""The life cycle of a replica: epochs that end and start again, and final failures."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.coordinator.toy_model import VOCAB_SIZE, toy_answer
 PROMPT = (5, 6, 7)
 
 
-async def test_replica_stage_fails_in_mid_generation_tokens_are_the_same(toy_folder: Path) -> None:
+async def test_replica_stage_fails_during_generation_tokens_are_the_same(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, behaviour={"fail_at_step": 30}) as mesh:
         mesh.workers[1].stage.behaviour.fail_at_step = None
         calls = [collect(mesh.infer(token_request((n, n), max_tokens=40))) for n in range(5)]
@@ -31,7 +31,7 @@ async def test_replica_stage_fails_in_mid_generation_tokens_are_the_same(toy_fol
     assert [worker.stage.num_loads for worker in mesh.workers] == [1, 1]
 
 
-async def test_replica_worker_killed_and_replaced_goes_on_where_it_was(toy_folder: Path) -> None:
+async def test_replica_worker_killed_and_replaced_continues_the_answer(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         call = mesh.infer(token_request(PROMPT, max_tokens=200))
         answers: dict[int, Answer] = {}
@@ -86,7 +86,7 @@ def _step_left_out(result: stage_pb2.StepResult) -> None:
         _step_left_out,
     ],
 )
-async def test_replica_stage_answers_wrongly_ends_the_epoch_not_the_request(
+async def test_replica_invalid_result_ends_the_epoch_not_the_request(
     toy_folder: Path, corrupt: Callable[[stage_pb2.StepResult], None]
 ) -> None:
     async with toy_mesh(toy_folder) as mesh:
@@ -132,7 +132,7 @@ async def test_replica_canary_differs_is_never_served(toy_folder: Path) -> None:
             await collect(mesh.infer(token_request(PROMPT)))
 
 
-async def test_replica_worker_refuses_the_checkpoint_says_why(toy_folder: Path) -> None:
+async def test_replica_worker_refuses_the_checkpoint_reports_the_reason(toy_folder: Path) -> None:
     error = CheckpointError(folder="/models/toy", problem="model.norm.weight is missing")
     async with toy_mesh(toy_folder, behaviour={"load_error": error}) as mesh:
         state = await mesh.until(lambda state: bool(state.failure))
@@ -140,7 +140,9 @@ async def test_replica_worker_refuses_the_checkpoint_says_why(toy_folder: Path) 
     assert mesh.workers[0].address in state.failure or mesh.workers[1].address in state.failure
 
 
-async def test_replica_asked_length_exceeds_the_cache_names_the_numbers(toy_folder: Path) -> None:
+async def test_replica_requested_length_exceeds_the_cache_names_the_numbers(
+    toy_folder: Path,
+) -> None:
     behaviour = {"num_kv_blocks": 8}
     async with toy_mesh(toy_folder, behaviour=behaviour, max_model_len=256) as mesh:
         state = await mesh.until(lambda state: bool(state.failure))
@@ -173,7 +175,7 @@ async def test_replica_canary_reference_is_recorded_once_per_model(toy_folder: P
     assert counts == [1, 0]
 
 
-async def test_replica_results_stay_out_ends_the_epoch(toy_folder: Path) -> None:
+async def test_replica_missing_results_end_the_epoch(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, step_seconds=1.0) as mesh:
         await mesh.until_ready()
         behaviour = mesh.workers[0].stage.behaviour
@@ -184,7 +186,7 @@ async def test_replica_results_stay_out_ends_the_epoch(toy_folder: Path) -> None
         assert (await reading)[0].tokens == toy_answer(PROMPT, 8)
 
 
-async def test_replica_credits_stay_out_ends_the_epoch(toy_folder: Path) -> None:
+async def test_replica_missing_credits_end_the_epoch(toy_folder: Path) -> None:
     behaviour = {"withhold_credits": True}
     async with toy_mesh(
         toy_folder, behaviour=behaviour, step_seconds=1.0, num_steps_in_flight=2
@@ -213,7 +215,7 @@ async def test_replica_cancelled_while_its_epoch_fails_ends(
             await asyncio.shield(mesh.serving)
 
 
-async def test_replica_worker_whose_stage_does_not_answer_is_passed_over(toy_folder: Path) -> None:
+async def test_replica_worker_whose_stage_does_not_answer_is_replaced(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh, fake_worker("ghost") as ghost:
         async with fake_worker("ghost") as away:
             address = away.address

@@ -1,4 +1,4 @@
-"""A replica whose stages have several ranks: all are opened, headed and listened to."""
+"""A replica whose stages have several ranks: all are opened, connected and read."""
 
 import asyncio
 from pathlib import Path
@@ -44,7 +44,7 @@ async def test_replica_over_nccl_with_workers_on_cpus_is_refused_before_anything
         assert (first.stage.num_loads, second.stage.num_loads) == (0, 0)
 
 
-async def test_replica_failure_of_another_rank_than_0_ends_the_epoch_by_its_name(
+async def test_replica_failure_of_a_rank_other_than_0_ends_the_epoch_with_its_name(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder, tp=(2,)) as mesh:

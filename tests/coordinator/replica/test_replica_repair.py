@@ -1,4 +1,4 @@
-"""A mesh that has served: what bad replacements and bad requests cost, and whom."""
+"""A mesh that has served: effects of faulty replacements and of poison requests."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ NO_MEMORY = NotEnoughMemoryError(needed_bytes=2, available_bytes=1, what="one KV
     ],
     ids=["refuses", "no-memory", "bug", "wrong", "small"],
 )
-async def test_replica_bad_replacement_is_expelled_and_a_good_one_goes_on(
+async def test_replica_faulty_replacement_is_evicted_and_another_one_continues(
     toy_folder: Path, behaviour: dict[str, Any]
 ) -> None:
     async with toy_mesh(toy_folder, max_model_len=256) as mesh:
@@ -47,7 +47,7 @@ async def test_replica_bad_replacement_is_expelled_and_a_good_one_goes_on(
         assert mesh.workers[0].stage.num_loads == 1
 
 
-async def test_replica_worker_that_fails_before_the_first_service_may_try_again(
+async def test_replica_worker_that_fails_before_the_first_service_may_join_again(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=1) as mesh:
@@ -59,7 +59,7 @@ async def test_replica_worker_that_fails_before_the_first_service_may_try_again(
         await mesh.until_ready()
 
 
-async def test_replica_request_that_ends_epochs_fails_alone_and_others_go_on(
+async def test_replica_request_that_ends_epochs_fails_alone_and_others_continue(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder) as mesh:
@@ -99,7 +99,9 @@ async def test_replica_context_shrinks_below_an_answer_ends_it_at_its_length(
         assert answers[0].last.finish_reason == inference_pb2.FINISH_REASON_LENGTH
 
 
-async def test_replica_context_shrinks_below_a_prompt_tells_both_lengths(toy_folder: Path) -> None:
+async def test_replica_context_shrinks_below_a_prompt_reports_both_lengths(
+    toy_folder: Path,
+) -> None:
     async with toy_mesh(toy_folder) as mesh:
         call = mesh.infer(token_request(PROMPT * 20, max_tokens=400))
         await call.read()

@@ -1,4 +1,4 @@
-"""How often a replica is tried again, and how long it pauses."""
+"""How often the formation of a replica is retried, and with which pauses."""
 
 import pytest
 
@@ -18,14 +18,14 @@ DIED = WorkerDiedError(worker="w", detail="killed")
 ENDED = EpochEndedError(cause="position", detail="the same each time")
 
 
-def failures_until_over(
+def failures_until_give_up(
     retry_policy: FormationRetryPolicy,
     cause: StagemeshError,
     most: int = 20,
     *,
     has_served: bool = False,
 ) -> int:
-    """How many failures in a row it takes; `most` if none of them is the last."""
+    """The number of consecutive failures until the policy gives up; `most` if it does not."""
     for number in range(1, most):
         retry_policy.record_failure(cause, has_just_served=False)
         if retry_policy.should_give_up(cause, has_served=has_served):
@@ -43,19 +43,19 @@ def failures_until_over(
         (DIED, 20),
     ],
 )
-def test_patience_before_the_first_service_ends(cause: StagemeshError, number: int) -> None:
-    assert failures_until_over(FormationRetryPolicy(0.1, 1.0), cause) == number
+def test_retry_before_the_first_service_ends(cause: StagemeshError, number: int) -> None:
+    assert failures_until_give_up(FormationRetryPolicy(0.1, 1.0), cause) == number
 
 
 @pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED, DIED])
-def test_patience_after_the_first_service_never_ends(cause: StagemeshError) -> None:
+def test_retry_after_the_first_service_never_ends(cause: StagemeshError) -> None:
     retry_policy = FormationRetryPolicy(0.1, 1.0)
     retry_policy.record_failure(DIED, has_just_served=True)
-    assert failures_until_over(retry_policy, cause, has_served=True) == 20
+    assert failures_until_give_up(retry_policy, cause, has_served=True) == 20
 
 
 @pytest.mark.parametrize("cause", [REFUSED, FAILED, ENDED])
-def test_patience_with_workers_that_spoiled_nothing_goes_on(cause: StagemeshError) -> None:
+def test_retry_with_workers_below_the_fault_limit_continues(cause: StagemeshError) -> None:
     retry_policy = FormationRetryPolicy(0.1, 1.0)
     for _ in range(20):
         retry_policy.record_failure(cause, has_just_served=False)
@@ -63,7 +63,7 @@ def test_patience_with_workers_that_spoiled_nothing_goes_on(cause: StagemeshErro
     assert retry_policy.should_give_up(cause, has_served=False, has_alternatives=False)
 
 
-def test_patience_with_workers_that_fail_in_turn_ends() -> None:
+def test_retry_with_workers_that_fail_in_turn_ends() -> None:
     retry_policy = FormationRetryPolicy(0.1, 1.0)
     causes = [WorkerFailedError(worker=f"w{n}", reason=f"{n} bytes short") for n in range(5)]
     for cause in causes:
@@ -72,7 +72,7 @@ def test_patience_with_workers_that_fail_in_turn_ends() -> None:
     assert retry_policy.should_give_up(causes[-1], has_served=False)
 
 
-def test_pause_doubles_up_to_its_maximum_and_starts_anew_after_service() -> None:
+def test_pause_doubles_up_to_its_maximum_and_restarts_after_service() -> None:
     retry_policy = FormationRetryPolicy(0.1, 0.5)
     pauses = []
     for has_just_served in (True, False, False, False, True):

@@ -1,4 +1,4 @@
-"""Credits of stage 0: each for the next step that was sent, and none besides."""
+"""Credits of stage 0: one for each step, in the order of sending."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,13 +26,13 @@ PLAN = EpochPlan(
 
 
 class Forward:
-    """A stream to stage 0 that takes every step and gives these credits."""
+    """A stream to stage 0 that accepts every step and returns these credits."""
 
     def __init__(self, *credits: int) -> None:
         self._credits = credits
 
     async def write(self, frame: stage_pb2.Frame) -> None:
-        """Takes it."""
+        """Accepts a frame."""
 
     async def __aiter__(self) -> AsyncIterator[stage_pb2.Credit]:
         for step in self._credits:
@@ -42,7 +42,7 @@ class Forward:
 @pytest.mark.parametrize(
     ("credits", "error"), [((0, 1), WindowExceededError), ((1,), FrameError), ((0, 0), FrameError)]
 )
-async def test_read_credits_not_for_the_next_step_is_held_against_stage_0(
+async def test_read_credits_out_of_order_fail_stage_0(
     credits: tuple[int, ...], error: type[StagemeshError]
 ) -> None:
     streams = EpochStreams(PLAN, [cast("Any", Forward(*credits))], 1.0, asyncio.Event(), (("w0",),))

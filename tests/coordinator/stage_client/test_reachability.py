@@ -1,4 +1,4 @@
-"""Which workers are asked for where they say that they answer, and what a silent one is told."""
+"""Which workers are called at their advertised addresses, and the replies to unreachable ones."""
 
 import asyncio
 import socket
@@ -17,8 +17,8 @@ from stagemesh.launcher.ports import reserve
 from tests.coordinator.mesh_server import mesh_server, workers
 
 
-async def test_join_from_where_it_cannot_be_reached_is_told_so_at_once() -> None:
-    """Case 27 (vllm#27823): a closed port or a wrong interface is named, not waited for."""
+async def test_join_from_an_unreachable_address_is_refused_at_once() -> None:
+    """Case 27 (vllm#27823): a closed port or a wrong interface is reported without a timeout."""
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         free = reserve("127.0.0.1:0")
@@ -30,8 +30,10 @@ async def test_join_from_where_it_cannot_be_reached_is_told_so_at_once() -> None
         assert membership.workers == ()
 
 
-async def test_join_from_where_nothing_passes_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 27 (vllm#27823): a port that takes connections is not yet a worker that answers."""
+async def test_join_from_a_port_that_never_answers_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Case 27 (vllm#27823): a port that accepts connections may have no worker."""
     monkeypatch.setattr(reachability, "STATUS_SECONDS", 0.2)
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
@@ -42,7 +44,7 @@ async def test_join_from_where_nothing_passes_is_told_so(monkeypatch: pytest.Mon
         assert membership.workers == ()
 
 
-async def test_join_where_another_worker_answers_is_told_who() -> None:
+async def test_join_from_the_address_of_another_worker_names_it() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
         with pytest.raises(grpc.aio.AioRpcError, match="another worker, a, answers there"):
@@ -51,7 +53,7 @@ async def test_join_where_another_worker_answers_is_told_who() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "dial_policy", "says"),
+    ("changes", "dial_policy", "reason"),
     [
         (
             {"protocol_version": PROTOCOL_VERSION + 1},
@@ -66,10 +68,10 @@ async def test_join_where_another_worker_answers_is_told_who() -> None:
     ],
     ids=["version", "identity", "address", "name", "any", "any IPv6"],
 )
-async def test_join_of_a_worker_that_may_not_join_dials_nobody(
-    changes: dict[str, Any], dial_policy: DialPolicy, says: str, monkeypatch: pytest.MonkeyPatch
+async def test_join_of_a_worker_that_may_not_join_dials_no_address(
+    changes: dict[str, Any], dial_policy: DialPolicy, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 25 (CVE-2025-47277): what a stranger says has this machine connect to nothing."""
+    """Case 25 (CVE-2025-47277): an untrusted hello does not make the coordinator connect."""
     dialled: list[str] = []
     monkeypatch.setattr(reachability, "dial", lambda address, tls: dialled.append(address))
     membership = Membership(4)
@@ -78,13 +80,13 @@ async def test_join_of_a_worker_that_may_not_join_dials_nobody(
         workers("a") as [worker],
     ):
         message = await worker.join_mesh(address, **changes)
-        assert says in message.refusal.reason
+        assert reason in message.refusal.reason
     assert dialled == []
     assert membership.workers == ()
 
 
-async def test_join_with_an_endless_address_fills_no_log() -> None:
-    """Case 25 (CVE-2025-47277): a stranger's hello may be megabytes, its line in the log not."""
+async def test_join_with_a_huge_address_is_cut_in_the_log() -> None:
+    """Case 25 (CVE-2025-47277): a hello may have megabytes, its log event may not."""
     async with mesh_server(Membership(4)) as (address, _), workers("a") as [worker]:
         with capture_logs() as logs:
             message = await worker.join_mesh(address, address="a" * 100_000 + ":5")
@@ -93,7 +95,7 @@ async def test_join_with_an_endless_address_fills_no_log() -> None:
     assert len(str(refused)) < 1_000
 
 
-async def test_join_more_at_once_than_are_asked_waits_for_its_turn(
+async def test_join_above_the_limit_of_concurrent_checks_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "MAX_CONCURRENT", 1)
@@ -109,10 +111,10 @@ async def test_join_more_at_once_than_are_asked_waits_for_its_turn(
         assert [worker.identity.worker_id for worker in membership.workers] == ["a", "b"]
 
 
-async def test_join_whose_turn_does_not_come_may_ask_again_and_nobody_dials_it(
+async def test_join_that_waits_too_long_for_its_check_is_not_dialled_and_may_retry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Strangers that say hello over and over keep no more than so many channels open."""
+    """Repeated hellos do not open more than the allowed number of channels."""
     monkeypatch.setattr(reachability, "MAX_CONCURRENT", 1)
     monkeypatch.setattr(reachability, "MAX_QUEUE_SECONDS", 0.05)
     membership = Membership(4)
