@@ -1,6 +1,6 @@
-"""What every run of tests needs."""
+"""Setup for every test run."""
 
-# Its plugin imports it when a run is over, and pytest parses what it imports. CPython 3.11 gives
-# that up with a SystemError where the garbage collector, which has much to do by then, comes
-# between (CPython issue 106905): a run whose tests had all passed failed so.
+# Its plugin imports it at the end of a run, and pytest parses imported modules. In CPython 3.11 a
+# garbage collection during the parse raises SystemError (CPython issue 106905), which failed a run
+# whose tests had all passed.
 import hypothesis  # noqa: F401

@@ -1,4 +1,4 @@
-"""Checks every scheduler of a test when the test ends, whatever the test looked at itself."""
+"""Checks the integrity of every scheduler that a test creates, at the end of the test."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from scheduler import Policy, Scheduler, SchedulerLimits
 
 @contextmanager
 def checked_schedulers() -> Iterator[None]:
-    """At the end, asserts the invariants of all schedulers that were made meanwhile.
+    """At the end, asserts the invariants of all schedulers that were created in the block.
 
     None of their blocks and slots is lost, taken twice or held by nobody.
     """

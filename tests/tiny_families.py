@@ -1,6 +1,6 @@
-"""One or more tiny models of every family, with what the family has of its own switched on.
+"""At least one tiny model per family, with the family's special features enabled.
 
-Windows are shorter than the tests' prompts and no multiple of the block size.
+Sliding windows are shorter than the tests' prompts and no multiple of the block size.
 """
 
 from copy import deepcopy
@@ -18,7 +18,7 @@ MAX_POSITIONS = 4096
 
 @dataclass(frozen=True, slots=True)
 class TinyFamily:
-    """`prompt_lengths` and `max_model_len` are for models that do not treat all lengths alike."""
+    """`prompt_lengths` and `max_model_len` matter to models that depend on a prompt's length."""
 
     architecture: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -124,5 +124,5 @@ def make_tiny_family(folder: Path, name: str, seed: int = 0) -> TinyModel:
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
-    options = deepcopy(common | tiny.options)  # which Transformers writes into
+    options = deepcopy(common | tiny.options)  # Transformers modifies it
     return save_tiny_model(folder, model_class, options, seed)

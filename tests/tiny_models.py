@@ -1,7 +1,7 @@
-"""Random-weight checkpoints made at test time, and what Transformers says about them.
+"""Random-weight checkpoints made at test time, with their Transformers models as reference.
 
-Norms and biases are random too, so that mixing two up shows. Weights are larger than at the start
-of training: attention looks at few tokens and the likeliest token is seldom close to the second.
+Norms and biases are random, too, so that an exchange of two is visible. Weights are larger than at
+the start of training: attention is concentrated, and the top two logits are seldom close.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class TinyModel:
 
 @dataclass(frozen=True, slots=True)
 class TinyLlama:
-    """What differs between the tiny models; `num_kv_heads` below `num_heads` is GQA."""
+    """The parameters of a tiny model; `num_kv_heads` below `num_heads` is GQA."""
 
     num_layers: int = 4
     hidden_size: int = 64
@@ -88,7 +88,7 @@ def make_tiny_llama(folder: Path, name: str, seed: int = 0) -> TinyModel:
 def save_tiny_model(
     folder: Path, model_class: Any, options: dict[str, Any], seed: int = 0
 ) -> TinyModel:
-    """Writes a model with random weights, and norms and biases unlike those of a new one."""
+    """Writes a model with random weights, norms and biases."""
     config = model_class.config_class(**options)
     torch.manual_seed(seed)
     model: Any = model_class(config).eval()

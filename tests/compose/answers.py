@@ -1,4 +1,4 @@
-"""What the meshes of containers are asked, and what they have to answer."""
+"""Requests to meshes of containers, and the expected answers."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ REQUEST = GenerationRequest(
     prompts=(Chat((ChatMessage("user", "Give me three tips for staying healthy."),)),),
     max_tokens=100,
 )
-# What Transformers answers, in float32.
+# Transformers' answer in float32.
 ANSWER = (
     "1. Stay hydrated: Drink plenty of water, especially during the heat. 2. Eat a balanced diet: "
     "A balanced diet can help your body stay healthy. 3. Get enough sleep: Make sure you're "
@@ -33,18 +33,18 @@ def ask(api: str, request: GenerationRequest = REQUEST) -> str:
 
 
 def some_of(updates: Generator[Update, None, None]) -> str:
-    """The first few updates' text, so that the rest is still to come."""
+    """Reads the text of the first updates; the answer goes on."""
     return "".join(next(updates).text for _ in range(5))
 
 
 def rest_of(updates: Generator[Update, None, None]) -> str:
-    """All that is still to come."""
+    """Reads the rest of the answer."""
     return "".join(update.text for update in updates)
 
 
 @contextmanager
 def asking(api: str, request: GenerationRequest) -> Iterator[list[str]]:
-    """Asks again and again; the answers so far. Fails at the end if a request did."""
+    """Sends requests in a loop; yields the answers so far. Fails at the end if a request did."""
     answers: list[str] = []
     errors: list[StagemeshRpcError] = []
     is_over = Event()

@@ -1,4 +1,4 @@
-"""Meshes of real containers, on one node and on four, through a kill, a cut and an upgrade.
+"""Meshes of real containers on one and four nodes: kill, network partition, rolling upgrade.
 
 `make test-compose` runs it; its name keeps it out of other runs, because it builds an image.
 """
@@ -39,7 +39,7 @@ NUM_STAGES = 3
 
 @pytest.fixture(scope="module", autouse=True)
 def image() -> None:
-    """The image under test; says clearly when there is no engine to build it."""
+    """Builds the image under test; fails with the reason if there is no Docker engine."""
     if reason := why_no_engine():
         pytest.exit(reason, returncode=1)
     build_image()
@@ -53,13 +53,13 @@ def api() -> str:
 
 @pytest.fixture(scope="class")
 def http_api() -> str:
-    """Another one."""
+    """A second free address."""
     return reserve("127.0.0.1:0")
 
 
 @pytest.fixture(scope="class")
 def single(api: str, http_api: str) -> Iterator[Node]:
-    """A whole mesh on one node, as the defaults have it."""
+    """A mesh on one node with default settings."""
     with node(
         f"{RUN}-single",
         STAGEMESH_GRPC=api,
@@ -71,7 +71,7 @@ def single(api: str, http_api: str) -> Iterator[Node]:
 
 
 def worker_node(name: str, network_name: str, certs: Path) -> AbstractContextManager[Node]:
-    """A node with one worker, which has so much time to leave that a spare can take its place."""
+    """A node with one worker, whose grace time lets a spare take its place."""
     return node(
         f"{RUN}-{name}",
         COMPOSE_PROFILES="worker",
@@ -87,7 +87,7 @@ def worker_node(name: str, network_name: str, certs: Path) -> AbstractContextMan
 
 
 def on_network(name: str) -> dict[str, str]:
-    """Of a node on a network that is there already, with TLS on all links."""
+    """Settings of a node on an existing network, with TLS on all links."""
     return {
         "STAGEMESH_NETWORK": name,
         "STAGEMESH_NETWORK_EXTERNAL": "true",
@@ -97,13 +97,13 @@ def on_network(name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="class")
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the mesh's authority is."""
+    """The folder of the mesh's certificate authority."""
     return tmp_path_factory.mktemp("certs")
 
 
 @pytest.fixture(scope="class")
 def spread(api: str, http_api: str, certs: Path) -> Iterator[list[Node]]:
-    """A coordinator and three workers, each a project of its own on a network that they share."""
+    """A coordinator and three workers, each a Compose project, on a shared network."""
     with ExitStack() as stack:
         shared = stack.enter_context(network(f"{RUN}-shared"))
         head = node(
@@ -126,7 +126,7 @@ def spread(api: str, http_api: str, certs: Path) -> Iterator[list[Node]]:
 
 
 def replace_worker(worker: Node, api: str, answers: list[str]) -> None:
-    """Makes the node's container anew; returns when the mesh is complete and has answered since."""
+    """Recreates the node's container; returns once the mesh is complete and has answered."""
     worker.up("--force-recreate", "--wait")
     num_before = len(answers)
     wait_for_state(
@@ -139,9 +139,9 @@ def replace_worker(worker: Node, api: str, answers: list[str]) -> None:
 
 
 class TestOneNode:
-    """A mesh as a bare `docker compose up` makes it."""
+    """A mesh of `docker compose up` without options."""
 
-    def test_bare_up_answers_on_this_machine_only(
+    def test_up_without_options_answers_on_this_machine_only(
         self, single: Node, api: str, http_api: str
     ) -> None:
         assert ask(api) == ANSWER
@@ -151,7 +151,9 @@ class TestOneNode:
         assert single.compose("port", "coordinator", "8000") == http_api
         assert single.compose("ps", "--format", "{{.Ports}}", "worker").strip() == ""
 
-    def test_worker_told_to_end_is_restarted_and_serves_again(self, single: Node, api: str) -> None:
+    def test_worker_that_is_terminated_is_restarted_and_serves_again(
+        self, single: Node, api: str
+    ) -> None:
         single.compose("exec", "--index", "1", "worker", "sh", "-c", "kill -TERM 1")
         wait_for_state(api, lambda state: not state.ready, "without its worker")
         wait_for_state(api, lambda state: state.ready, "repaired")
@@ -174,7 +176,7 @@ class TestOneNode:
 
 
 class TestFourNodes:
-    """A coordinator and three workers, each a project of its own, with TLS on all links."""
+    """A coordinator and three workers, each a Compose project, with TLS on all links."""
 
     def test_workers_replaced_one_after_another_under_load_lose_no_request(
         self, spread: list[Node], api: str, certs: Path
@@ -209,7 +211,7 @@ class TestFourNodes:
             assert text + rest_of(updates) == ANSWER
         assert_idle(api)
 
-    def test_node_cut_off_while_answering_is_healed_and_tokens_are_equal(
+    def test_node_partitioned_while_answering_recovers_and_tokens_are_equal(
         self, spread: list[Node], api: str
     ) -> None:
         victim = spread[NUM_STAGES]
@@ -223,7 +225,7 @@ class TestFourNodes:
         assert_idle(api)
 
 
-def test_host_network_serves_at_the_addresses_that_it_is_told() -> None:
+def test_host_network_serves_at_the_configured_addresses() -> None:
     api, http_api, mesh, worker = (reserve("127.0.0.1:0") for _ in range(4))
     with node(
         f"{RUN}-host",

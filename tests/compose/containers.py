@@ -1,4 +1,4 @@
-"""A Docker engine in a test's hands: the image under test, and Compose projects that end.
+"""The Docker engine: the image under test, and Compose projects that are removed at the end.
 
 The image is built as `deploy/Dockerfile` says. What a machine with little network needs for that is
 taken from where pip finds it, PIP_CERT and PIP_FIND_LINKS, and PYTHON_IMAGE names a base image.
@@ -20,7 +20,7 @@ from tests.integration.processes import run_command
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "stagemesh:test"
-# Always the same, because it becomes an argument of the build, and with it a key of its cache.
+# Constant, because it is a build argument and so a key of the build cache.
 _WHEELS_PORT = 50999
 _BUILD_SECONDS = 1800.0
 _COMPOSE_SECONDS = 600.0
@@ -30,7 +30,7 @@ _STATE_SECONDS = 180.0
 def docker(
     *arguments: str, env: Mapping[str, str] | None = None, timeout_seconds: float = 60.0
 ) -> str:
-    """What `docker ARGUMENTS` prints; fails with all that it said if it fails."""
+    """Returns the output of `docker ARGUMENTS`; fails with all of its output on an error."""
     result = subprocess.run(
         ("docker", *arguments),
         cwd=ROOT,
@@ -46,7 +46,7 @@ def docker(
 
 
 def why_no_engine() -> str:
-    """Why nothing can be tested here; empty where an engine with Compose answers."""
+    """The reason why nothing can be tested; empty if an engine with Compose responds."""
     for arguments in (("info",), ("compose", "version")):
         try:
             docker(*arguments)
@@ -76,7 +76,7 @@ def certificates(authority: Path, name: str, role: str) -> Path:
     made = run_command("certs", str(authority), "--node", name, "--role", role)
     assert made.returncode == 0, made.stderr
     folder = authority / name
-    # Temporary folders are their owner's alone; a mount needs only what is in it.
+    # Temporary folders are readable by their owner only; the mount needs read access.
     folder.chmod(0o755)
     for path in folder.iterdir():
         path.chmod(0o644)
@@ -85,19 +85,19 @@ def certificates(authority: Path, name: str, role: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One Compose project, as one machine of a mesh would run it."""
+    """One Compose project, as on one machine of a mesh."""
 
     name: str
     variables: Mapping[str, str]
 
     def compose(self, *arguments: str) -> str:
-        """What `docker compose ARGUMENTS` prints."""
+        """Returns the output of `docker compose ARGUMENTS`."""
         return docker(
             "compose", *arguments, env=self.environment(), timeout_seconds=_COMPOSE_SECONDS
         )
 
     def environment(self) -> dict[str, str]:
-        """Ours and the machine's, without what would configure another mesh."""
+        """The environment, without variables that configure another mesh."""
         machine = {
             name: value
             for name, value in os.environ.items()
@@ -111,7 +111,7 @@ class Node:
         return machine | ours | dict(self.variables)
 
     def up(self, *options: str) -> None:
-        """Starts what does not run; `--wait` returns when it is healthy."""
+        """Starts services that do not run; returns when they are healthy."""
         self.compose("up", "--detach", "--no-build", *options)
 
     def containers(self) -> list[str]:
@@ -121,7 +121,7 @@ class Node:
 
 @contextlib.contextmanager
 def node(name: str, **variables: str) -> Iterator[Node]:
-    """A node that is not up yet; at the end nothing of it is left."""
+    """Yields a node that is not started; removes all of it at the end."""
     one = Node(name, variables)
     try:
         yield one
@@ -145,7 +145,7 @@ def network(name: str) -> Iterator[str]:
 
 
 def wait_for_state(target: str, is_wanted: Callable[[MeshState], bool], what: str) -> MeshState:
-    """The mesh's state as soon as it is wanted; an API that does not answer is asked again."""
+    """Polls the mesh's state until it is as wanted; retries if the API does not respond."""
     deadline = time.monotonic() + _STATE_SECONDS
     state = None
     with Client(target) as client:
@@ -158,7 +158,7 @@ def wait_for_state(target: str, is_wanted: Callable[[MeshState], bool], what: st
 
 
 def assert_idle(api: str) -> None:
-    """No request, KV block or slot is held, at the latest after a moment."""
+    """Waits until no request, KV block or slot is held."""
     wait_for_state(
         api,
         lambda state: (

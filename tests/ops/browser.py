@@ -1,4 +1,4 @@
-"""A headless Chromium in a test's hands, which remembers every complaint of the page."""
+"""A headless Chromium that records the errors and warnings of a page."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @dataclass(slots=True)
 class Visit:
-    """One open page and what its console said."""
+    """One open page and its console messages."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
@@ -21,9 +21,9 @@ class Visit:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The browser that the system has installed."""
+    """Starts the installed Chromium."""
     with sync_playwright() as playwright:
-        # Containers and root cannot make the sandbox; the only page is our own.
+        # The sandbox needs privileges that containers and root lack; the only page is our own.
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -31,7 +31,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def visit(browser: Browser, url: str, **context: Any) -> Iterator[Visit]:
-    """Opens `url` in a browser of its own; `context` as Playwright's `new_context` takes it."""
+    """Opens `url` in a new context; `context` has the options of Playwright's `new_context`."""
     own = browser.new_context(**context)
     one = Visit(own.new_page())
     one.page.on("console", lambda message: _note(one, message.type, message.text))

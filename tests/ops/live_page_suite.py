@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 WIDE = {"width": 1200, "height": 900}
 PHONE = {"width": 390, "height": 844}
-# A picture is taken for the documentation where this names a folder.
+# If set, a screenshot for the documentation is written to this folder.
 PICTURES = os.environ.get("STAGEMESH_PICTURES")
 
 
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    """The bundled model in two stages, the second of two ranks."""
+    """A mesh of the bundled model: two stages, the second with two ranks."""
     with serving("smollm2", "--tp", "1,2", "--kv-memory", "256MiB") as one:
         yield one
         one.stop()
@@ -46,12 +46,12 @@ def live(browser: Browser, mesh: Mesh) -> Iterator[Visit]:
 
 
 def ask(page: Page, question: str) -> None:
-    """Types and sends with the keyboard alone."""
+    """Types and sends a chat message with the keyboard."""
     page.get_by_label("Message").fill(question)
     page.keyboard.press("Enter")
 
 
-def test_page_shows_the_plan_and_complains_of_nothing(live: Visit, mesh: Mesh) -> None:
+def test_page_shows_the_plan_without_console_errors(live: Visit, mesh: Mesh) -> None:
     state = mesh.state()
     expect(live.page.locator("#phase")).to_have_text("ready")
     expect(live.page.locator("#model")).to_have_text("smollm2")
@@ -86,13 +86,15 @@ def test_chat_streams_an_answer_while_the_graph_shows_the_load(live: Visit) -> N
         live.page.screenshot(path=Path(PICTURES) / "live.png", full_page=True)
     live.page.get_by_role("button", name="Stop").click()
     expect(live.page.get_by_role("button", name="Send")).to_be_visible()
-    # Leaving the answer frees its slot.
+    # Stopping the answer releases its slot.
     expect(live.page.locator("#totals")).to_contain_text("running0")
     assert live.complaints == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_phone_has_no_sideways_scrolling(browser: Browser, mesh: Mesh, scheme: str) -> None:
+def test_phone_viewport_has_no_horizontal_scrolling(
+    browser: Browser, mesh: Mesh, scheme: str
+) -> None:
     url = f"http://{mesh.http}/"
     with visit(browser, url, viewport=PHONE, color_scheme=scheme) as one:
         expect(one.page.locator(".stage")).to_have_count(2)
@@ -109,13 +111,13 @@ def test_keyboard_reaches_chat_and_join_command(live: Visit) -> None:
     assert {"question", "send", "join", "copy"} <= reached
 
 
-def test_text_of_a_model_is_never_markup(live: Visit) -> None:
+def test_generated_text_is_never_markup(live: Visit) -> None:
     ask(live.page, "<img src=x onerror=alert(1)>")
     expect(live.page.locator(".bubble.user")).to_have_text("<img src=x onerror=alert(1)>")
     assert live.page.locator(".bubble img").count() == 0
 
 
-def test_recovery_is_listed_and_a_lost_connection_is_told(browser: Browser) -> None:
+def test_recovery_is_listed_and_a_lost_connection_is_reported(browser: Browser) -> None:
     with (
         serving("smollm2", "--pp", "2", "--kv-memory", "256MiB") as mesh,
         visit(browser, f"http://{mesh.http}/", viewport=WIDE) as one,

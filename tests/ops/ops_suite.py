@@ -1,4 +1,4 @@
-"""What operators see, from a real Prometheus that reads a real mesh under load and after a death.
+"""Dashboards and alerts of a real Prometheus, for a mesh under load and after a worker's death.
 
 `make test-ops` runs it; its name keeps it out of other runs, because it needs Prometheus installed.
 Where STAGEMESH_PICTURES names a folder, its `dashboards` gets a picture of every dashboard's rows.
@@ -25,16 +25,16 @@ from tests.ops.prometheus import DEPLOY, Prometheus, prometheus
 
 pytestmark = pytest.mark.timeout(600)
 
-# With a beginning that all prompts share.
+# All prompts share a prefix.
 REQUEST = GenerationRequest(
     prompts=tuple(TokenIds((*range(40, 60), 5 + index)) for index in range(6)),
     max_tokens=80,
     ignore_eos=True,
 )
-# So long that a worker can be lost in its middle.
+# Long enough to kill a worker before it ends.
 LONG_REQUEST = replace(REQUEST, max_tokens=400)
 NUM_REPLICAS = 2
-# The ranks of each stage.
+# Ranks per stage.
 RANKS = (2, 1)
 NUM_TARGETS = 1 + NUM_REPLICAS * sum(RANKS)
 WAIT_SECONDS = 180.0
@@ -54,7 +54,7 @@ def _tools() -> None:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """Two replicas of two stages of a tiny model, the first of two ranks."""
+    """A mesh of a tiny model: two replicas of two stages, the first with two ranks."""
     model = make_tiny_chat(tmp_path_factory.mktemp("models") / MODEL_NAME)
     split = ("--dp", str(NUM_REPLICAS), "--pp", str(len(RANKS)), "--tp", ",".join(map(str, RANKS)))
     with serving(str(model.model.folder), *split, "--kv-memory", "64MiB") as one:
@@ -64,7 +64,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 @pytest.fixture(scope="module")
 def watcher(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Prometheus, which saw the mesh under load, a refusal, a worker's death, and load again."""
+    """A Prometheus after load, a rejected request, a worker's death and load again."""
     with prometheus(mesh.http, tmp_path_factory.mktemp("prometheus")) as server:
         until(server.is_up, mesh=None)
         start = time.time()
@@ -79,7 +79,7 @@ def watcher(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
 
 
 def until(is_true: Callable[[], bool], mesh: Mesh | None) -> None:
-    """Returns when it is true, or at the deadline; meanwhile the mesh has something to do."""
+    """Keeps the mesh under load until the condition holds or the deadline passes."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not is_true() and time.monotonic() < deadline:
         if mesh is not None:
@@ -87,7 +87,7 @@ def until(is_true: Callable[[], bool], mesh: Mesh | None) -> None:
 
 
 def panel_queries() -> list[str]:
-    """What the dashboards ask."""
+    """The queries of all dashboards."""
     return [query.replace(RATE, "[1m]") for query in expressions(with_gpus=False)]
 
 
@@ -102,7 +102,7 @@ def _be_refused(mesh: Mesh) -> None:
 
 
 def _lose_a_worker(mesh: Mesh) -> None:
-    """Kills a worker while both replicas have sequences, so that one goes on with the other's."""
+    """Kills a worker while both replicas have sequences, so that one takes over the other's."""
     workers = [child for child in mesh.command.descendants() if "worker" in child.cmdline()]
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(mesh.ask, LONG_REQUEST)
@@ -121,7 +121,7 @@ def _draw_dashboards(server: Prometheus, mesh: Mesh, start: float) -> None:
         draw(server, dashboard, folder, start, time.time())
 
 
-def test_targets_are_the_coordinator_and_the_workers_that_it_names(
+def test_targets_are_the_coordinator_and_the_workers_that_it_lists(
     watcher: Prometheus, mesh: Mesh
 ) -> None:
     num_workers = NUM_TARGETS - 1
@@ -135,12 +135,12 @@ def test_every_panel_has_data(watcher: Prometheus) -> None:
     assert _empty_panels(watcher) == []
 
 
-def test_refusal_death_and_handover_can_be_seen(watcher: Prometheus) -> None:
+def test_rejection_death_and_handover_are_visible(watcher: Prometheus) -> None:
     for name in ("requests_rejected", "epoch_ends", "handovers"):
         assert sum(watcher.numbers(f"stagemesh_{name}_total")) > 0, name
 
 
-def test_ranks_of_a_stage_that_wait_for_each_other_can_be_seen(watcher: Prometheus) -> None:
+def test_waits_between_the_ranks_of_a_stage_are_visible(watcher: Prometheus) -> None:
     assert sum(watcher.numbers("stagemesh_worker_wait_seconds_total")) > 0
 
 
@@ -151,7 +151,7 @@ def test_every_alert_rule_is_evaluated_and_none_fires(watcher: Prometheus) -> No
 
 
 def test_metrics_obey_the_conventions(watcher: Prometheus, mesh: Mesh) -> None:
-    """What the Gateway API's inference extension asks of a model server is there, as gauges."""
+    """The gauges that the Gateway API's inference extension requires of a model server exist."""
     metadata = watcher.get("metadata")
     for name in ("requests_waiting", "requests_running", "kv_cache_utilization_ratio"):
         assert metadata[f"stagemesh_{name}"][0]["type"] == "gauge"
@@ -162,7 +162,7 @@ def test_metrics_obey_the_conventions(watcher: Prometheus, mesh: Mesh) -> None:
     [("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")],
     ids=lambda arguments: arguments[-1],
 )
-def test_promtool_finds_nothing_wrong(arguments: tuple[str, ...]) -> None:
+def test_promtool_reports_no_error(arguments: tuple[str, ...]) -> None:
     result = subprocess.run(
         ("promtool", *arguments), cwd=Path(DEPLOY), capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Draws a dashboard's row from what Prometheus answers: one picture of graphs, three to a line."""
+"""Draws a dashboard row from Prometheus' data: one picture with three graphs per row."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.ops.prometheus import Prometheus
 _NUM_COLUMNS = 3
 _WIDTH_INCHES, _HEIGHT_INCHES, _DPI = 3.6, 2.1, 72
 _MAX_LEGENDS = 6
-# Many scrapes of the suite's Prometheus, and short enough for a picture of a few minutes.
+# Covers several scrapes of the suite's Prometheus, in a picture of a few minutes.
 _RATE_WINDOW = "[15s]"
 _FORMATS = {
     "percentunit": PercentFormatter(1.0, decimals=0),
@@ -56,7 +56,7 @@ def _draw_panel(axes: Axes, panel: Panel, server: Prometheus, start: float, end:
 
 
 def _first(axes: Axes) -> tuple[list[Any], list[Any]]:
-    """The legend's handles and labels, as many as there is room for."""
+    """The legend's handles and labels, limited to what fits."""
     handles, labels = axes.get_legend_handles_labels()
     return handles[:_MAX_LEGENDS], labels[:_MAX_LEGENDS]
 

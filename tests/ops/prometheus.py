@@ -1,4 +1,4 @@
-"""A real Prometheus in a test's hands, which reads a mesh as `deploy/prometheus.yml` says."""
+"""A real Prometheus that scrapes a mesh with the configuration `deploy/prometheus.yml`."""
 
 import json
 import math
@@ -25,24 +25,24 @@ class Prometheus:
     address: str
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer of its API."""
+        """Calls its API; returns `data` of the response."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=10) as response:
             return json.load(response)["data"]
 
     def numbers(self, expression: str) -> list[float]:
-        """The values of an instant query, without those that are not a number."""
+        """The values of an instant query, without NaN."""
         series = self.get("query", query=expression)["result"]
         values = [float(one["value"][1]) for one in series]
         return [value for value in values if not math.isnan(value)]
 
     def series(self, expression: str, start: float, end: float) -> list[Any]:
-        """A query's series between two Unix times, a point a second."""
+        """A query's series between two Unix times, with one point per second."""
         found = self.get("query_range", query=expression, start=str(start), end=str(end), step="1s")
         return list(found["result"])
 
     def is_up(self) -> bool:
-        """It answers."""
+        """Whether it responds."""
         try:
             self.get("status/buildinfo")
         except OSError:
@@ -52,7 +52,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(http_api: str, folder: Path) -> Iterator[Prometheus]:
-    """Reads the mesh at `http_api`, quicker than in production; keeps its data in `folder`."""
+    """Scrapes the mesh at `http_api`, more often than in production; stores data in `folder`."""
     shutil.copy(DEPLOY / "alerts.yml", folder)
     config = (DEPLOY / "prometheus.yml").read_text()
     config = config.replace("coordinator:8000", http_api)
