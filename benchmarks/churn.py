@@ -32,7 +32,7 @@ _IDLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class MeshAddresses:
     """Both APIs of one mesh."""
 
     grpc: str
@@ -49,7 +49,7 @@ class Churn:
     lag: dict[float, float] = field(default_factory=dict)
 
 
-async def churn(addresses: Addresses, num_streams: int, seconds: float, seed: int = 0) -> Churn:
+async def churn(addresses: MeshAddresses, num_streams: int, seconds: float, seed: int = 0) -> Churn:
     """Keeps `num_streams` clients busy for `seconds`, then waits for those that do not leave."""
     result = Churn()
     grpc_api = ApiAddress("grpc", addresses.grpc, None, None)
@@ -137,7 +137,7 @@ async def _measure(options: argparse.Namespace) -> int:
         launched_mesh(options.model, plan, batching, device) as launched,
         AsyncClient(launched.target) as client,
     ):
-        addresses = Addresses(launched.target, launched.http)
+        addresses = MeshAddresses(launched.target, launched.http)
         result = await churn(addresses, options.streams, options.seconds, options.seed)
         left = await until_idle(client)
     print(f"{options.streams} streams for {options.seconds:g} s, pp={options.pp}")

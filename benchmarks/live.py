@@ -94,11 +94,11 @@ async def recovery(options: argparse.Namespace, console: Console) -> None:
         live = find_recovery(times, changed_at)
         num_resets = sum(stage.num_resets for stage in state.stages)
         table.add_row(policy, *recovery_cells(live), str(num_resets))
-        modelled, insight = simulate_decodes(
+        modelled, policy_snapshot = simulate_decodes(
             pace, options.layers, policy, options.sequences, len(times[0])
         )
         found = find_recovery(modelled, pace.changes[0].at_seconds)
-        num_resets = sum(stage.num_resets for stage in insight.stages)
+        num_resets = sum(stage.num_resets for stage in policy_snapshot.stages)
         table.add_row("  simulated", *recovery_cells(found), str(num_resets))
     console.print(table)
 

@@ -11,7 +11,7 @@ from simulator.model.pacing import PacedModel
 from simulator.model.pipeline import LinkSpec, PipelineSpec, layer_shares
 from simulator.replay import Replay, ReplayOptions, RunResult
 from simulator.results.measures import Percentiles
-from simulator.workload.outcomes import Outcome
+from simulator.workload.outcomes import RequestOutcome
 from simulator.workload.traces import Trace, TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, MeshState, TokenIds
 from stagemesh.cli.options.common import BatchingOptions, PlanOptions
@@ -34,7 +34,7 @@ class LoadFigures:
     bubble: float
 
 
-async def play(client: AsyncClient, trace: Trace) -> tuple[Outcome, ...]:
+async def play(client: AsyncClient, trace: Trace) -> tuple[RequestOutcome, ...]:
     """Sends every request at its time; outcomes are relative to the trace's start."""
     began_at = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
@@ -45,7 +45,9 @@ async def play(client: AsyncClient, trace: Trace) -> tuple[Outcome, ...]:
     return tuple(task.result() for task in running)
 
 
-async def _ask(client: AsyncClient, index: int, request: TraceRequest, began_at: float) -> Outcome:
+async def _ask(
+    client: AsyncClient, index: int, request: TraceRequest, began_at: float
+) -> RequestOutcome:
     await asyncio.sleep(began_at + request.arrival - time.monotonic())
     ids = tuple(3 + token_id % NUM_IDS for token_id in request.prompt_ids(index))
     generation = GenerationRequest(
@@ -58,8 +60,8 @@ async def _ask(client: AsyncClient, index: int, request: TraceRequest, began_at:
                 first_at = time.monotonic() - began_at
             num_tokens += len(update.tokens)
     except StagemeshError:
-        return Outcome(request, None, None, 0)
-    return Outcome(request, first_at, time.monotonic() - began_at, num_tokens)
+        return RequestOutcome(request, None, None, 0)
+    return RequestOutcome(request, first_at, time.monotonic() - began_at, num_tokens)
 
 
 async def measure(client: AsyncClient, trace: Trace) -> LoadFigures:
@@ -112,7 +114,7 @@ def make_replay(
     return Replay(trace, pipeline, limits, made, replay_options, on_token)
 
 
-def summed_up(outcomes: Sequence[Outcome], bubble: float) -> LoadFigures:
+def summed_up(outcomes: Sequence[RequestOutcome], bubble: float) -> LoadFigures:
     """Summarises the requests that ended."""
     done = [each for each in outcomes if each.finished_at is not None]
     seconds = max(each.finished_at or 0.0 for each in done)

@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from benchmarks.live_load import make_replay
 from runtime.errors import InvalidRequestError
-from scheduler import PolicyName, SchedulerInsight
+from scheduler import PolicyName, PolicySnapshot
 from simulator.model.pacing import PacedModel
 from simulator.workload.traces import TraceRequest
 from stagemesh import AsyncClient, GenerationRequest, TokenIds
@@ -27,7 +27,7 @@ MAX_TOKENS = 8000
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RateRecovery:
     """Tokens per second before the change and long after it, and the cycles in between.
 
     None where the rate never came to stay at that of long after.
@@ -62,15 +62,15 @@ async def decode_for(client: AsyncClient, num_sequences: int, seconds: float) ->
 
 def simulate_decodes(
     pace: PacedModel, layers: Sequence[int], policy: PolicyName, num_sequences: int, num_tokens: int
-) -> tuple[list[list[float]], SchedulerInsight]:
+) -> tuple[list[list[float]], PolicySnapshot]:
     """The same in the simulator, so many tokens each; with what the policy thinks at the end."""
     times: list[list[float]] = [[] for _ in range(num_sequences)]
     trace = (TraceRequest(0.0, PROMPT_TOKENS, num_tokens),) * num_sequences
     replay = make_replay(pace, layers, policy, trace, lambda index, now: times[index].append(now))
-    return times, replay.run().insight
+    return times, replay.run().policy_snapshot
 
 
-def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recovery:
+def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> RateRecovery:
     """Cycles from the change until the rate is back at 95% of the settled one, and stays there.
 
     The settled rate is the median of the second half of the cycles. A faster cycle counts like a
@@ -98,10 +98,10 @@ def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> Recove
     begin = changed_at / 2
     before = bisect_right(every, changed_at) - bisect_right(every, begin)
     seconds = None if back is None else marks[back] - changed_at
-    return Recovery(before / (changed_at - begin), settled, back, seconds)
+    return RateRecovery(before / (changed_at - begin), settled, back, seconds)
 
 
-def recovery_cells(found: Recovery) -> tuple[str, ...]:
+def recovery_cells(found: RateRecovery) -> tuple[str, ...]:
     """The rates, and the recovery time in cycles and seconds."""
     return (
         f"{found.rate_before:.1f}",

@@ -62,7 +62,7 @@ async def infer_batch(client: AsyncClient, batch: int, num_tokens: int) -> Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ServingFigures:
     """Medians over the repeats of one batch size on one system."""
 
     tokens_per_second: float
@@ -70,7 +70,7 @@ class Figures:
     tpot_seconds: float
 
 
-def summarize(runs: list[BatchRun], num_tokens: int) -> Figures:
+def summarize(runs: list[BatchRun], num_tokens: int) -> ServingFigures:
     """Median throughput; median over all sequences of TTFT and TPOT."""
     gaps = max(num_tokens - 1, 1)
     ttfts = [ttft for run in runs for ttft in run.first_token_seconds]
@@ -80,7 +80,9 @@ def summarize(runs: list[BatchRun], num_tokens: int) -> Figures:
         for first, total in zip(run.first_token_seconds, run.total_seconds, strict=True)
     ]
     rates = [len(run.token_ids) * num_tokens / run.wall_seconds for run in runs]
-    return Figures(statistics.median(rates), statistics.median(ttfts), statistics.median(tpots))
+    return ServingFigures(
+        statistics.median(rates), statistics.median(ttfts), statistics.median(tpots)
+    )
 
 
 def batch_cells(runs: list[BatchRun], num_tokens: int) -> tuple[str, ...]:

@@ -7,15 +7,15 @@ reading at scheduler.py; batching.py makes one step, policy.py is what a policy 
 
 from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork
 from scheduler.cost_model.roofline_priors import guess_costs
-from scheduler.cost_model.stage_costs import StageCosts
+from scheduler.cost_model.stage_costs import StageCostModel
 from scheduler.limits import SchedulerLimits
 from scheduler.observability.queue_forecast import QueueForecast
 from scheduler.observability.snapshot import (
     BubbleSeconds,
-    Decisions,
-    LimitRatios,
-    SchedulerInsight,
-    StageInsight,
+    DecisionCounts,
+    EfficiencyRatios,
+    PolicySnapshot,
+    StageEstimate,
 )
 from scheduler.observability.stall_detector import NO_PROGRESS, Activity, Alarm, Watchdog
 from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyName, PolicyOptions, make_policy
@@ -37,24 +37,24 @@ __all__ = [
     "Activity",
     "Alarm",
     "BubbleSeconds",
-    "Decisions",
+    "DecisionCounts",
+    "EfficiencyRatios",
     "FixedPolicy",
-    "LimitRatios",
     "Plan",
     "Policy",
     "PolicyName",
     "PolicyOptions",
+    "PolicySnapshot",
     "PrefixMemory",
     "QueueForecast",
     "ReplicaLoad",
     "Scheduler",
-    "SchedulerInsight",
     "SchedulerLimits",
     "ScoreEvent",
     "SentStep",
     "SequenceRequest",
-    "StageCosts",
-    "StageInsight",
+    "StageCostModel",
+    "StageEstimate",
     "StagePlan",
     "StageRecord",
     "StepWork",

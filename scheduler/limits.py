@@ -6,7 +6,7 @@ With the check that a request can ever fit.
 from dataclasses import dataclass
 
 from runtime.errors import NeverFitsError, PromptTooLongError
-from scheduler.cost_model.stage_costs import StageCosts
+from scheduler.cost_model.stage_costs import StageCostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SchedulerLimits:
     num_steps_in_flight: int
     max_waiting: int
     prefix_caching: bool = True
-    guessed_costs: tuple[StageCosts, ...] = ()
+    guessed_costs: tuple[StageCostModel, ...] = ()
 
     def blocks_for(self, num_positions: int) -> int:
         """KV blocks that hold so many positions."""

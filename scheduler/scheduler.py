@@ -20,11 +20,11 @@ from scheduler.batching.steps_in_flight import StepsInFlight
 from scheduler.cost_model.feedback import StageRecord
 from scheduler.limits import SchedulerLimits
 from scheduler.observability.pipeline_meter import PipelineMeter
-from scheduler.observability.snapshot import SchedulerInsight
+from scheduler.observability.snapshot import PolicySnapshot
 from scheduler.policies.interface import Policy
 from scheduler.sequences.sequence import (
-    Phase,
     ScoreEvent,
+    SequencePhase,
     SequenceRequest,
     SlotAllocation,
     TokenEvent,
@@ -44,8 +44,8 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, policy: Policy) -> None:
         self._policy = policy
-        self._intake = AdmissionControl()
-        self._population = SequenceTable(limits, self._intake.shares)
+        self._admission = AdmissionControl()
+        self._table = SequenceTable(limits, self._admission.shares)
         self.num_preemptions = 0
         # Tokens of sequences that got a slot, and how many of them the prefix cache had.
         self.num_queried_tokens = 0
@@ -55,7 +55,7 @@ class Scheduler:
     def _start_epoch(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self._in_flight = StepsInFlight()
-        self._intake.start_epoch()
+        self._admission.start_epoch()
         self._policy.start_epoch(limits)
         self._meter = PipelineMeter()
 
@@ -72,14 +72,14 @@ class Scheduler:
 
         Raises PromptTooLongError or NeverFitsError.
         """
-        self._population.add(request, generated_ids)
+        self._table.add(request, generated_ids)
 
     def withdraw(self, sequence_id: int) -> tuple[int, ...]:
         """Drops a sequence as `cancel` does and returns its new tokens: it goes on elsewhere."""
-        sequence = self._population.get(sequence_id)
+        sequence = self._table.get(sequence_id)
         if sequence is None:
             return ()
-        self._population.forget(sequence)
+        self._table.forget(sequence)
         return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
     def cancel(self, sequence_id: int) -> None:
@@ -87,10 +87,10 @@ class Scheduler:
 
         Its slot is released with the next step, and what is in flight for it comes to nothing.
         """
-        sequence = self._population.get(sequence_id)
+        sequence = self._table.get(sequence_id)
         if sequence is not None:
-            self._intake.ended(sequence)
-            self._population.forget(sequence)
+            self._admission.record_finished(sequence)
+            self._table.forget(sequence)
 
     def score(self, step: int, scored: Sequence[ScoredToken]) -> tuple[ScoreEvent, ...]:
         """Takes what the oldest step in flight scored, before its `update`.
@@ -129,7 +129,7 @@ class Scheduler:
 
         A restart ends it, too.
         """
-        self.num_preemptions += self._population.isolate(sequence_id)
+        self.num_preemptions += self._table.isolate(sequence_id)
 
     def restart(self, limits: SchedulerLimits) -> tuple[int, ...]:
         """Begins a new epoch: nothing in flight, no slots, and every sequence waits again.
@@ -137,7 +137,7 @@ class Scheduler:
         Tokens already reported stay and are computed again as part of the prompt, so each is
         reported once. Returns the ids of sequences that cannot fit the new limits; they are gone.
         """
-        dropped = self._population.start_epoch(limits)
+        dropped = self._table.start_epoch(limits)
         self._start_epoch(limits)
         return dropped
 
@@ -150,9 +150,9 @@ class Scheduler:
         """
         if self.num_steps_in_flight >= self._limits.num_steps_in_flight:
             return None
-        queues, residences = self._population.queues, self._population.residences
-        line = self._intake.line(queues, residences, now)
-        view = self._population.view(now, line, self._in_flight.steps())
+        queues, slot_allocator = self._table.queues, self._table.slot_allocator
+        queue_head = self._admission.queue_head(queues, slot_allocator, now)
+        view = self._table.view(now, queue_head, self._in_flight.steps())
         most = min(self._policy.num_steps_in_flight(view), self._limits.num_steps_in_flight)
         if self.num_steps_in_flight >= most:
             return None
@@ -160,51 +160,51 @@ class Scheduler:
             self._limits,
             self._policy,
             queues,
-            residences,
-            self._intake.shares,
+            slot_allocator,
+            self._admission.shares,
             view,
-            line.admissible,
+            queue_head.admissible,
         )
         draft = batcher.fill()
         self.num_preemptions += batcher.num_preempted
         self.num_queried_tokens += batcher.num_queried_tokens
         self.num_hit_tokens += batcher.num_hit_tokens
-        residences.name_filled(draft.fillers)
-        if not draft.chunks and (self._in_flight or not residences.has_releases):
+        slot_allocator.register_full_blocks(draft.fillers)
+        if not draft.chunks and (self._in_flight or not slot_allocator.has_releases):
             return None
-        step = draft.to_step(self._in_flight.next_number, residences.take_releases())
+        step = draft.to_step(self._in_flight.next_number, slot_allocator.take_releases())
         self._in_flight.send(draft.draws, draft.scores, draft.work, now, most)
         return step
 
-    def first_in_line(self, now: float) -> int | None:
+    def next_waiting_id(self, now: float) -> int | None:
         """The id of the waiting sequence that gets a slot next; None: nobody waits."""
-        first = self._population.queues.next_in_line(now, 1)
+        first = self._table.queues.next_waiting(now, 1)
         return first[0].sequence_id if first else None
 
     def sequence_in_slot(self, slot: int) -> int:
         """The id of the sequence that holds a slot, which must be in use."""
-        return self._population.residences.holder(slot).sequence_id
+        return self._table.slot_allocator.holder(slot).sequence_id
 
     @property
-    def insight(self) -> SchedulerInsight:
+    def policy_snapshot(self) -> PolicySnapshot:
         """What the policy thinks at this moment, and what the pipeline makes of its time."""
         meter = self._meter
-        return replace(self._policy.insight(), bubbles=meter.bubbles, ratios=meter.ratios)
+        return replace(self._policy.snapshot(), bubbles=meter.bubbles, ratios=meter.ratios)
 
     @property
     def num_running(self) -> int:
         """Sequences that hold a slot."""
-        return len(self._population) - self.num_waiting
+        return len(self._table) - self.num_waiting
 
     @property
     def num_waiting(self) -> int:
         """Sequences without a slot: new, preempted, or back after a restart."""
-        return self._population.queues.count(Phase.WAITING)
+        return self._table.queues.count(SequencePhase.WAITING)
 
     @property
     def unfinished(self) -> tuple[TrackedSequence, ...]:
         """Every sequence, for whoever routes others; only looked at."""
-        return tuple(self._population)
+        return tuple(self._table)
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -214,22 +214,22 @@ class Scheduler:
     @property
     def num_blocks_used(self) -> int:
         """KV blocks that sequences hold."""
-        return self._population.residences.num_blocks_used
+        return self._table.slot_allocator.num_blocks_used
 
     @property
     def num_slots_used(self) -> int:
         """Slots that sequences hold."""
-        return self._population.residences.num_slots_used
+        return self._table.slot_allocator.num_slots_used
 
     @property
     def has_work(self) -> bool:
         """False when idle: no sequence, no step in flight, no release that stages wait for."""
-        return bool(self._population or self._in_flight or self._population.residences.has_releases)
+        return bool(self._table or self._in_flight or self._table.slot_allocator.has_releases)
 
     def check_integrity(self) -> None:
         """Asserts every invariant of blocks, slots, queues and steps in flight."""
         awaited = [sequence.sequence_id for sequence in self._in_flight.awaited()]
-        self._population.check_integrity(awaited)
+        self._table.check_integrity(awaited)
         assert self.num_steps_in_flight <= self._limits.num_steps_in_flight
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -239,14 +239,14 @@ class Scheduler:
     ) -> tuple[TokenEvent, ...]:
         events: list[tuple[int, SampledToken, FinishReason | None]] = []
         tenants, going_on = [], []
-        for residence, token in drawn:
-            sequence = residence.sequence
-            if sequence.residence is not residence:
+        for allocation, token in drawn:
+            sequence = allocation.sequence
+            if sequence.allocation is not allocation:
                 continue  # it lost its slot, or is gone
             tenants.append(sequence.tenant)
             finish_reason = None
             if token.problem:
-                self._population.forget(sequence)
+                self._table.forget(sequence)
             else:
                 if sequence.first_token_at is None:
                     sequence.first_token_at = now
@@ -257,11 +257,11 @@ class Scheduler:
                 else:
                     self._end(sequence, now)
             events.append((sequence.sequence_id, token, finish_reason))
-        self._intake.served(tenants)
-        self._population.queues.move_all(going_on, Phase.SAMPLING, Phase.READY)
+        self._admission.charge_output(tenants)
+        self._table.queues.move_all(going_on, SequencePhase.SAMPLING, SequencePhase.READY)
         return tuple(make_rows(TokenEvent, events))
 
     def _end(self, sequence: TrackedSequence, now: float) -> None:
         self._meter.finish(sequence, now)
-        self._intake.ended(sequence)
-        self._population.forget(sequence)
+        self._admission.record_finished(sequence)
+        self._table.forget(sequence)

@@ -14,15 +14,15 @@ from runtime.errors import StagemeshError
 from runtime.protocol.step import SampledToken, SlotSampling, Step
 from scheduler import (
     Policy,
+    PolicySnapshot,
     Scheduler,
-    SchedulerInsight,
     SchedulerLimits,
     SequenceRequest,
     StageRecord,
     TokenEvent,
 )
 from simulator.model.pipeline import Pipeline, PipelineSpec, StepTrace, work_of
-from simulator.workload.outcomes import Outcome, StepSpan, Targets
+from simulator.workload.outcomes import RequestOutcome, StepSpan, Targets
 from simulator.workload.traces import Trace
 
 CONTINUE, STOP = 0, 1
@@ -50,13 +50,13 @@ class ReplayOptions:
 class RunResult:
     """The outcomes of a replay; `is_complete` is False if it ended early."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     spans: tuple[StepSpan, ...]
     num_stages: int
     num_preemptions: int
     num_queried_tokens: int
     num_hit_tokens: int
-    insight: SchedulerInsight
+    policy_snapshot: PolicySnapshot
     is_complete: bool
 
 
@@ -94,7 +94,7 @@ class Replay:
         self._clock = 0.0
         self._num_arrived = 0
         self._live: dict[int, _Live] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, RequestOutcome] = {}
         self._num_misses = 0
         self._can_schedule = False
         self._checked_at = 0.0
@@ -130,7 +130,7 @@ class Replay:
             num_preemptions=self._scheduler.num_preemptions,
             num_queried_tokens=self._scheduler.num_queried_tokens,
             num_hit_tokens=self._scheduler.num_hit_tokens,
-            insight=self._scheduler.insight,
+            policy_snapshot=self._scheduler.policy_snapshot,
             is_complete=is_complete,
         )
 
@@ -164,7 +164,7 @@ class Replay:
         try:
             self._scheduler.add(sequence)
         except StagemeshError:
-            self._record_outcome(index, Outcome(request, None, None, 0))
+            self._record_outcome(index, RequestOutcome(request, None, None, 0))
         else:
             self._live[index] = _Live(index, request.num_output_tokens)
 
@@ -219,7 +219,7 @@ class Replay:
             live.first_token_at = self._clock
         if event.finish_reason is not None:
             request = self._trace[live.index]
-            outcome = Outcome(
+            outcome = RequestOutcome(
                 request,
                 live.first_token_at,
                 self._clock,
@@ -229,7 +229,7 @@ class Replay:
             del self._live[event.sequence_id]
             self._record_outcome(live.index, outcome)
 
-    def _record_outcome(self, index: int, outcome: Outcome) -> None:
+    def _record_outcome(self, index: int, outcome: RequestOutcome) -> None:
         self._outcomes[index] = outcome
         self._num_misses += not self._options.targets.met(outcome)
 

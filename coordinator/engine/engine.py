@@ -24,10 +24,10 @@ from runtime.protocol.inference_types import FinishReason
 from scheduler import (
     NO_PROGRESS,
     Policy,
+    PolicySnapshot,
     QueueForecast,
     ReplicaLoad,
     Scheduler,
-    SchedulerInsight,
     SchedulerLimits,
     Watchdog,
     make_load,
@@ -71,7 +71,7 @@ class Engine:
         self.queue = QueueForecast()
         self._metrics = metrics
         self._steps = StepMetrics(metrics, replica)
-        self._insights = SchedulerMetrics(metrics, replica)
+        self._policy_metrics = SchedulerMetrics(metrics, replica)
         self._roster = ActiveRequests(metrics, replica)
         self._detector = PoisonRequestDetector(self._isolate)
 
@@ -121,13 +121,13 @@ class Engine:
         return self._roster.num_generated_tokens
 
     @property
-    def insight(self) -> SchedulerInsight:
+    def policy_snapshot(self) -> PolicySnapshot:
         """What the policy steers by; nothing before the first epoch."""
-        return self.scheduler.insight if self.scheduler else SchedulerInsight("", 0)
+        return self.scheduler.policy_snapshot if self.scheduler else PolicySnapshot("", 0)
 
     def observe_scheduler(self) -> None:
         """Brings the metrics to what the scheduler thinks now."""
-        self._insights.update(self.insight)
+        self._policy_metrics.update(self.policy_snapshot)
 
     @property
     def num_requests(self) -> int:
@@ -143,7 +143,7 @@ class Engine:
         """What it is busy with, for whoever routes."""
         if self.scheduler is None or self.limits is None:
             return ReplicaLoad(self.replica, takes_requests=False)
-        stages = self.scheduler.insight.stages
+        stages = self.scheduler.policy_snapshot.stages
         return make_load(
             self.replica,
             self.takes_requests,
@@ -170,7 +170,7 @@ class Engine:
         if not only_waiting or self.scheduler is None:
             return list(self._roster)
         sequences = self.scheduler.unfinished
-        return [self._roster[each.sequence_id] for each in sequences if each.residence is None]
+        return [self._roster[each.sequence_id] for each in sequences if each.allocation is None]
 
     def withdraw(self, generation: Generation) -> Handover:
         """Lets one of its requests go, to be adopted by another engine."""
@@ -247,7 +247,7 @@ class Engine:
         self._metrics.epoch_ends.labels(str(self.replica), end.cause).inc()
         if end.cause == NO_PROGRESS and self.scheduler is not None:
             # Nothing ran, so whoever is first in line may be what cannot.
-            first = self.scheduler.first_in_line(self.clock())
+            first = self.scheduler.next_waiting_id(self.clock())
             if first is not None:
                 self._detector.started(first)
         poison_id = self._detector.end_epoch(is_planned=is_planned)
@@ -274,7 +274,7 @@ class Engine:
         """Everything waits again, but for what the new limits have no room for."""
         assert self.scheduler is not None
         self.observe_scheduler()
-        self._insights.start_epoch()
+        self._policy_metrics.start_epoch()
         for sequence_id in self.scheduler.restart(limits):
             self._end_unfit(self._roster[sequence_id], limits)
         self._isolate(self._detector.isolated_id)

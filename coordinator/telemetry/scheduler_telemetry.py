@@ -7,7 +7,7 @@ from typing import Final
 from protos import mesh_pb2
 from runtime.metrics.declarations import CoordinatorMetrics
 from runtime.protocol.step import Step
-from scheduler import SchedulerInsight
+from scheduler import PolicySnapshot
 
 # A prompt chunk of one token counts as a decode.
 _PHASES: Final = ("prefill", "decode")
@@ -60,34 +60,34 @@ class SchedulerMetrics:
         """Expects sums that start at zero."""
         self._counted.clear()
 
-    def update(self, insight: SchedulerInsight) -> None:
+    def update(self, snapshot: PolicySnapshot) -> None:
         """Sets every gauge and increases the counters by what is new."""
         metrics, replica = self._metrics, self._replica
         gauges = {
-            metrics.scheduler_steps_in_flight_target: insight.num_steps_in_flight,
-            metrics.scheduler_target_seconds: insight.target_seconds,
-            metrics.scheduler_target_tokens: insight.target_tokens,
-            metrics.scheduler_planned_seconds: insight.planned_seconds,
-            metrics.scheduler_actual_seconds: insight.actual_seconds,
-            metrics.scheduler_overhead_seconds: insight.overhead_seconds,
-            metrics.scheduler_prediction_error: insight.error,
-            metrics.scheduler_warmup: insight.warmup,
-            metrics.scheduler_fallback: insight.fallback,
+            metrics.scheduler_steps_in_flight_target: snapshot.num_steps_in_flight,
+            metrics.scheduler_target_seconds: snapshot.target_seconds,
+            metrics.scheduler_target_tokens: snapshot.target_tokens,
+            metrics.scheduler_planned_seconds: snapshot.planned_seconds,
+            metrics.scheduler_actual_seconds: snapshot.actual_seconds,
+            metrics.scheduler_overhead_seconds: snapshot.overhead_seconds,
+            metrics.scheduler_prediction_error: snapshot.error,
+            metrics.scheduler_warmup: snapshot.warmup,
+            metrics.scheduler_fallback: snapshot.fallback,
         }
         for gauge, value in gauges.items():
             gauge.labels(replica).set(value)
-        for limit, ratio in asdict(insight.ratios).items():
+        for limit, ratio in asdict(snapshot.ratios).items():
             metrics.scheduler_limit_ratio.labels(replica, limit).set(ratio)
-        for number, stage in enumerate(insight.stages):
+        for number, stage in enumerate(snapshot.stages):
             labels = (replica, str(number))
             metrics.scheduler_stage_error.labels(*labels).set(stage.error)
             metrics.scheduler_stage_resets.labels(*labels).set(stage.num_resets)
             for name, value in asdict(stage.costs).items():
                 metrics.scheduler_stage_cost.labels(*labels, name).set(value)
-        for cause, seconds in asdict(insight.bubbles).items():
+        for cause, seconds in asdict(snapshot.bubbles).items():
             new = self._new("bubble", cause, seconds)
             metrics.scheduler_bubble_seconds.labels(replica, cause).inc(new)
-        for decision, count in asdict(insight.decisions).items():
+        for decision, count in asdict(snapshot.decisions).items():
             new = self._new("decision", decision, count)
             metrics.scheduler_decisions.labels(replica, decision).inc(new)
 
@@ -97,19 +97,19 @@ class SchedulerMetrics:
         return max(0.0, total - counted)
 
 
-def scheduler_state(insight: SchedulerInsight) -> mesh_pb2.SchedulerState:
+def scheduler_state(snapshot: PolicySnapshot) -> mesh_pb2.SchedulerState:
     """The snapshot as a message; 0 stands for unbounded and for not measured."""
     return mesh_pb2.SchedulerState(
-        policy=insight.policy,
-        steps_in_flight_target=insight.num_steps_in_flight,
-        target_seconds=_finite(insight.target_seconds),
-        target_tokens=insight.target_tokens,
-        planned_seconds=insight.planned_seconds,
-        actual_seconds=insight.actual_seconds,
-        overhead_seconds=insight.overhead_seconds,
-        error=insight.error,
-        warmup=insight.warmup,
-        fallback=insight.fallback,
+        policy=snapshot.policy,
+        steps_in_flight_target=snapshot.num_steps_in_flight,
+        target_seconds=_finite(snapshot.target_seconds),
+        target_tokens=snapshot.target_tokens,
+        planned_seconds=snapshot.planned_seconds,
+        actual_seconds=snapshot.actual_seconds,
+        overhead_seconds=snapshot.overhead_seconds,
+        error=snapshot.error,
+        warmup=snapshot.warmup,
+        fallback=snapshot.fallback,
         stages=[
             mesh_pb2.StageCostState(
                 **asdict(stage.costs),
@@ -118,12 +118,12 @@ def scheduler_state(insight: SchedulerInsight) -> mesh_pb2.SchedulerState:
                 num_records=stage.num_records,
                 num_resets=stage.num_resets,
             )
-            for stage in insight.stages
+            for stage in snapshot.stages
         ],
-        bubbles=mesh_pb2.BubbleState(**asdict(insight.bubbles)),
-        decisions=mesh_pb2.DecisionState(**asdict(insight.decisions)),
+        bubbles=mesh_pb2.BubbleState(**asdict(snapshot.bubbles)),
+        decisions=mesh_pb2.DecisionState(**asdict(snapshot.decisions)),
         ratios=mesh_pb2.LimitRatios(
-            **{name: _finite(value) for name, value in asdict(insight.ratios).items()}
+            **{name: _finite(value) for name, value in asdict(snapshot.ratios).items()}
         ),
     )
 

@@ -47,46 +47,48 @@ class AdmissionControl:
         self._num_steps_to_forecast = 0
         self._most_running = 0
 
-    def line(self, queues: SequenceQueues, residences: SlotAllocator, now: float) -> QueueHead:
+    def queue_head(
+        self, queues: SequenceQueues, slot_allocator: SlotAllocator, now: float
+    ) -> QueueHead:
         """The line at this moment."""
-        waiting = queues.next_in_line(now, MAX_LOOKED_AT)
-        candidates = waiting[: residences.num_slots_free]
-        if not candidates or residences.num_blocks_free == 0:
+        waiting = queues.next_waiting(now, MAX_LOOKED_AT)
+        candidates = waiting[: slot_allocator.num_slots_free]
+        if not candidates or slot_allocator.num_blocks_free == 0:
             return QueueHead(waiting, 0)
         final_tokens = sum(sequence.final_len for sequence in candidates)
-        if residences.num_final_tokens + final_tokens <= residences.capacity_tokens:
+        if slot_allocator.num_final_tokens + final_tokens <= slot_allocator.capacity_tokens:
             return QueueHead(waiting, len(candidates))  # whatever comes
         if self._num_steps_to_forecast == 0:
-            self._forecast(queues, residences, candidates)
+            self._forecast(queues, slot_allocator, candidates)
         else:
             self._num_steps_to_forecast -= 1
-        number = self._most_running - residences.num_slots_used
+        number = self._most_running - slot_allocator.num_slots_used
         return QueueHead(waiting, max(0, min(len(candidates), number)))
 
     def _forecast(
         self,
         queues: SequenceQueues,
-        residences: SlotAllocator,
+        slot_allocator: SlotAllocator,
         candidates: Sequence[TrackedSequence],
     ) -> None:
         """Finds out how many may run; where not all, that holds for some steps."""
-        running, capacity_tokens = queues.running(), residences.capacity_tokens
+        running, capacity_tokens = queues.running(), slot_allocator.capacity_tokens
         number = num_admissible(running, candidates, self._lengths, capacity_tokens)
         if number < len(candidates):
             # The first one left out may share what others hold, and so need less than it seems.
-            residences.find_cached(candidates[number])
+            slot_allocator.find_cached(candidates[number])
             if candidates[number].num_shared:
                 number = num_admissible(running, candidates, self._lengths, capacity_tokens)
         if number < len(candidates):
             self._num_steps_to_forecast = len(running) // NUM_RUNNING_PER_STEP
         self._most_running = len(running) + number
 
-    def served(self, tenants: Iterable[str]) -> None:
+    def charge_output(self, tenants: Iterable[str]) -> None:
         """One more token for a sequence of each of these."""
         for tenant, number in Counter(tenants).items():
             self.shares.charge(tenant, number * OUTPUT_WEIGHT)
 
-    def ended(self, sequence: TrackedSequence) -> None:
+    def record_finished(self, sequence: TrackedSequence) -> None:
         """A sequence is over, for whatever reason: that is what memory waits for."""
         if sequence.num_generated > 0:
             self._lengths.add(sequence.num_generated)

@@ -15,10 +15,10 @@ from scheduler.kv_cache.slot_allocator import SlotAllocator
 from scheduler.limits import SchedulerLimits
 from scheduler.policies.interface import Policy, SchedulerView
 from scheduler.sequences.queues import SequenceQueues
-from scheduler.sequences.sequence import Phase, SlotAllocation, TrackedSequence
+from scheduler.sequences.sequence import SequencePhase, SlotAllocation, TrackedSequence
 from scheduler.sequences.tenant_fairness import FairShare
 
-MAX_PUT_OFF = 16
+MAX_DEFERRED = 16
 """So many that wait for another's prompt are passed over, so that a step's time has a bound."""
 
 
@@ -30,26 +30,26 @@ class Batcher:
         limits: SchedulerLimits,
         policy: Policy,
         queues: SequenceQueues,
-        residences: SlotAllocator,
+        slot_allocator: SlotAllocator,
         shares: FairShare,
         view: SchedulerView,
-        line: Sequence[TrackedSequence],
+        admissible: Sequence[TrackedSequence],
     ) -> None:
-        """`line` are those that wait and for whom there is memory, in the order of their turn."""
+        """`admissible` are the waiting sequences that fit into memory, in queue order."""
         self._limits = limits
         self._policy = policy
         self._queues = queues
-        self._residences = residences
+        self._slot_allocator = slot_allocator
         self._shares = shares
         self._view = view
-        self._line = line
+        self._admissible = admissible
         self.draft = MicrobatchDraft()
         self.num_preempted = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         # Whose prompts this microbatch holds a part of.
         self._prompts: list[TrackedSequence] = []
-        self._victims: PreemptionCandidates | None = None
+        self._candidates: PreemptionCandidates | None = None
 
     def fill(self) -> MicrobatchDraft:
         """Takes decodes, then prompts that have begun and waiting ones; returns the draft."""
@@ -69,7 +69,7 @@ class Batcher:
         """Takes decodes until there are so many, but for those that find no block."""
         ready, draws = self._queues.ready, self.draft.draws
         taken: list[TrackedSequence] = []
-        stays: list[SlotAllocation] = []
+        allocations: list[SlotAllocation] = []
         grown: dict[int, tuple[int, ...]] = {}
         for sequence_id in sequence_ids:
             if len(draws) == num_wanted:
@@ -77,27 +77,27 @@ class Batcher:
             sequence = ready.get(sequence_id)
             if sequence is None:  # taken before, or preempted for a more urgent one in this loop
                 continue
-            residence = sequence.residence
-            assert residence is not None, f"sequence {sequence_id} is ready without a slot"
-            if residence.num_sent == residence.capacity:
+            allocation = sequence.allocation
+            assert allocation is not None, f"sequence {sequence_id} is ready without a slot"
+            if allocation.num_sent == allocation.capacity:
                 if not self._find_block(sequence):
                     continue
-                grown[residence.slot] = self._residences.grow(residence)
-            draws[residence.slot] = residence  # from here on nobody takes its blocks
+                grown[allocation.slot] = self._slot_allocator.grow(allocation)
+            draws[allocation.slot] = allocation  # from here on nobody takes its blocks
             taken.append(sequence)
-            stays.append(residence)
-        self.draft.add_decodes(stays, grown)
-        self._queues.move_all(taken, Phase.READY, Phase.SAMPLING)
+            allocations.append(allocation)
+        self.draft.add_decodes(allocations, grown)
+        self._queues.move_all(taken, SequencePhase.READY, SequencePhase.SAMPLING)
 
     def _find_block(self, sequence: TrackedSequence) -> bool:
         """Whether a block is free, if need be by preempting those that are less urgent."""
-        while self._residences.num_blocks_free == 0:  # blocks that others share stay taken
-            if self._victims is None:
-                self._victims = PreemptionCandidates(self._queues.running(), self.draft)
-            victim = self._victims.pop(sequence)
-            if victim is None:
+        while self._slot_allocator.num_blocks_free == 0:  # blocks that others share stay taken
+            if self._candidates is None:
+                self._candidates = PreemptionCandidates(self._queues.running(), self.draft)
+            candidate = self._candidates.pop(sequence)
+            if candidate is None:
                 return False
-            self._preempt(victim)
+            self._preempt(candidate)
         return True
 
     def _preempt(self, sequence: TrackedSequence) -> None:
@@ -106,8 +106,8 @@ class Batcher:
         A token of it that is in flight is dropped with the residence: drawn by position, the same
         token comes again.
         """
-        self._residences.close(sequence)
-        self._queues.move(sequence, Phase.WAITING)
+        self._slot_allocator.close(sequence)
+        self._queues.move(sequence, SequencePhase.WAITING)
         self.num_preempted += 1
 
     def _take_prompts(self) -> None:
@@ -116,40 +116,40 @@ class Batcher:
         Nobody overtakes the first in line who finds no room. A block is spared for every ready
         decode that needs one, so that none is preempted for it.
         """
-        begun = deque(self._queues.by_urgency(Phase.PREFILL))
-        line = deque(self._line)
-        num_spare_blocks = self._num_blocks_short() if line else 0
-        num_put_off = 0
-        while (begun or line) and self.draft.num_tokens < self._limits.max_step_tokens:
-            if begun and not (line and line[0].urgency_key < begun[0].urgency_key):
+        begun = deque(self._queues.by_urgency(SequencePhase.PREFILL))
+        admissible = deque(self._admissible)
+        num_spare_blocks = self._num_blocks_short() if admissible else 0
+        num_deferred = 0
+        while (begun or admissible) and self.draft.num_tokens < self._limits.max_step_tokens:
+            if begun and not (admissible and admissible[0].urgency_key < begun[0].urgency_key):
                 sequence, cached = begun.popleft(), None
             else:
-                sequence = line.popleft()
-                cached = self._residences.find_cached(sequence)
-                if self._is_being_computed(sequence, len(cached)):
-                    num_put_off += 1
-                    if num_put_off == MAX_PUT_OFF:
-                        line.clear()
+                sequence = admissible.popleft()
+                cached = self._slot_allocator.find_cached(sequence)
+                if self._is_computed_elsewhere(sequence, len(cached)):
+                    num_deferred += 1
+                    if num_deferred == MAX_DEFERRED:
+                        admissible.clear()
                     continue
-                if not self._residences.can_open(sequence, num_spare_blocks):
-                    line.clear()
+                if not self._slot_allocator.can_open(sequence, num_spare_blocks):
+                    admissible.clear()
                     continue
             num_tokens = self._chunk_tokens(sequence)
             if num_tokens == 0:
                 break
             new_block_ids = () if cached is None else self._admit(sequence, cached)
-            assert sequence.residence is not None, f"sequence {sequence.sequence_id} has no slot"
-            self._take_prompt(sequence.residence, num_tokens, new_block_ids)
+            assert sequence.allocation is not None, f"sequence {sequence.sequence_id} has no slot"
+            self._take_prompt(sequence.allocation, num_tokens, new_block_ids)
 
     def _admit(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> tuple[int, ...]:
         """Opens a slot; returns the blocks that are the sequence's own."""
-        residence = self._residences.open(sequence, cached)
-        self._queues.move(sequence, Phase.PREFILL)
+        allocation = self._slot_allocator.open(sequence, cached)
+        self._queues.move(sequence, SequencePhase.PREFILL)
         self.draft.openings.append(
             SlotOpening(
-                residence.slot,
+                allocation.slot,
                 sequence.request.sampling,
-                tuple(sequence.token_ids[: residence.num_sent]),
+                tuple(sequence.token_ids[: allocation.num_sent]),
                 cached,
             )
         )
@@ -157,27 +157,30 @@ class Batcher:
             self._shares.admit(sequence.request.tenant, sequence.num_unsent)
             sequence.is_charged = True
         self.num_queried_tokens += len(sequence.token_ids)
-        self.num_hit_tokens += residence.num_sent
-        return tuple(residence.block_ids[len(cached) :])
+        self.num_hit_tokens += allocation.num_sent
+        return tuple(allocation.block_ids[len(cached) :])
 
-    def _is_being_computed(self, sequence: TrackedSequence, num_cached: int) -> bool:
+    def _is_computed_elsewhere(self, sequence: TrackedSequence, num_cached: int) -> bool:
         """Whether another's prompt, under way or in this microbatch, fills its next block alike."""
         block_size = self._limits.block_size
-        if num_cached == self._residences.num_sharable(sequence):
+        if num_cached == self._slot_allocator.num_sharable(sequence):
             return False
-        name = sequence.block_name(num_cached, block_size)
+        name = sequence.block_hash(num_cached, block_size)
         num_tokens = (num_cached + 1) * block_size
         return any(
-            other.residence is not None
-            and other.residence.num_named == num_cached
+            other.allocation is not None
+            and other.allocation.num_hashed == num_cached
             and len(other.token_ids) >= num_tokens
-            and other.block_name(num_cached, block_size) == name
-            for other in chain(self._queues.of(Phase.PREFILL), self._prompts)
+            and other.block_hash(num_cached, block_size) == name
+            for other in chain(self._queues.of(SequencePhase.PREFILL), self._prompts)
         )
 
     def _num_blocks_short(self) -> int:
-        stays = [sequence.residence for sequence in self._queues.ready.values()]
-        return sum(stay is not None and stay.num_sent >= stay.capacity for stay in stays)
+        allocations = [sequence.allocation for sequence in self._queues.ready.values()]
+        return sum(
+            allocation is not None and allocation.num_sent >= allocation.capacity
+            for allocation in allocations
+        )
 
     def _chunk_tokens(self, sequence: TrackedSequence) -> int:
         wanted = self._policy.chunk_tokens(self._view, self.draft, sequence)
@@ -185,10 +188,10 @@ class Batcher:
         return max(0, min(wanted, sequence.num_unsent, room))
 
     def _take_prompt(
-        self, residence: SlotAllocation, num_tokens: int, new_block_ids: tuple[int, ...]
+        self, allocation: SlotAllocation, num_tokens: int, new_block_ids: tuple[int, ...]
     ) -> None:
-        sequence = residence.sequence
-        self.draft.add_prompt(residence, num_tokens, new_block_ids)
+        sequence = allocation.sequence
+        self.draft.add_prompt(allocation, num_tokens, new_block_ids)
         self._prompts.append(sequence)
         if sequence.num_unsent == 0:
-            self._queues.move(sequence, Phase.SAMPLING)
+            self._queues.move(sequence, SequencePhase.SAMPLING)

@@ -30,55 +30,55 @@ class MicrobatchDraft:
         self.fillers: list[SlotAllocation] = []
 
     def __contains__(self, sequence: TrackedSequence) -> bool:
-        residence = sequence.residence
-        if residence is None:
+        allocation = sequence.allocation
+        if allocation is None:
             return False
-        return residence.slot in self.draws or residence.slot in self._going_on
+        return allocation.slot in self.draws or allocation.slot in self._going_on
 
     def add_decodes(
-        self, residences: Sequence[SlotAllocation], grown: Mapping[int, tuple[int, ...]]
+        self, allocations: Sequence[SlotAllocation], grown: Mapping[int, tuple[int, ...]]
     ) -> None:
         """Adds the newest token of each, the only one of it that is unsent.
 
         They stand in `draws` already. `grown` has the new blocks of those that have any, by slot.
         """
         rows, context = [], 0
-        for residence in residences:
-            slot, position = residence.slot, residence.num_sent
-            token_ids = (residence.sequence.token_ids[position],)
+        for allocation in allocations:
+            slot, position = allocation.slot, allocation.num_sent
+            token_ids = (allocation.sequence.token_ids[position],)
             rows.append((slot, position, token_ids, grown.get(slot, ()), True, None))
             context += position
-            residence.num_sent = position + 1
-            if residence.num_sent == residence.capacity:
-                self.fillers.append(residence)
+            allocation.num_sent = position + 1
+            if allocation.num_sent == allocation.capacity:
+                self.fillers.append(allocation)
         self.chunks.extend(make_rows(SequenceChunk, rows))
-        self.num_tokens += len(residences)
-        self._num_decodes += len(residences)
+        self.num_tokens += len(allocations)
+        self._num_decodes += len(allocations)
         self._decode_context += context
 
     def add_prompt(
-        self, residence: SlotAllocation, num_tokens: int, new_block_ids: tuple[int, ...] = ()
+        self, allocation: SlotAllocation, num_tokens: int, new_block_ids: tuple[int, ...] = ()
     ) -> None:
         """Adds the next tokens of a prompt, which count as sent from here on."""
-        sequence, slot = residence.sequence, residence.slot
+        sequence, slot = allocation.sequence, allocation.slot
         assert sequence not in self, f"sequence {sequence.sequence_id} is in twice"
-        start, end = residence.num_sent, residence.num_sent + num_tokens
+        start, end = allocation.num_sent, allocation.num_sent + num_tokens
         samples = end == len(sequence.token_ids)
         token_ids = tuple(sequence.token_ids[start:end])
         positions = sequence.scored_positions(start, end)
         following = sequence.token_ids[end] if positions and positions[-1] == end else None
         self.chunks.append(SequenceChunk(slot, start, token_ids, new_block_ids, samples, following))
-        residence.num_sent = end
+        allocation.num_sent = end
         self.num_tokens += num_tokens
         if num_tokens == 1:
             self._num_decodes += 1
             self._decode_context += start
         else:
             self._prefill_attention += num_tokens * (2 * start + num_tokens)
-        (self.draws if samples else self._going_on)[slot] = residence
-        self.fillers.append(residence)
+        (self.draws if samples else self._going_on)[slot] = allocation
+        self.fillers.append(allocation)
         if positions:
-            self.scores.append(Score(residence, positions))
+            self.scores.append(Score(allocation, positions))
 
     @property
     def work(self) -> StepWork:

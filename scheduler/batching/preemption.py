@@ -19,30 +19,30 @@ class PreemptionCandidates:
     def __init__(self, running: Iterable[TrackedSequence], draft: MicrobatchDraft) -> None:
         self._draft = draft
         # The last goes first.
-        self._line = sorted(running, key=_dispensability)
+        self._candidates = sorted(running, key=_preemption_key)
 
     def pop(self, beneficiary: TrackedSequence) -> TrackedSequence | None:
         """The first to go of those that are less urgent; None: there is nobody left."""
         spared = []
         found = None
-        while self._line and found is None:
-            candidate = self._line.pop()
-            if candidate.residence is None or candidate in self._draft:
+        while self._candidates and found is None:
+            candidate = self._candidates.pop()
+            if candidate.allocation is None or candidate in self._draft:
                 continue  # until the next microbatch
             if candidate.urgency_key > beneficiary.urgency_key:
                 found = candidate
                 continue
             spared.append(candidate)
-            if _class_and_second(candidate) < _class_and_second(beneficiary):
+            if _coarse_urgency(candidate) < _coarse_urgency(beneficiary):
                 break  # the others are at least as urgent
-        self._line += reversed(spared)
+        self._candidates += reversed(spared)
         return found
 
 
-def _class_and_second(sequence: TrackedSequence) -> tuple[int, int]:
+def _coarse_urgency(sequence: TrackedSequence) -> tuple[int, int]:
     """Deadlines within a second of each other count as one."""
     return sequence.rank, int(sequence.due_key[0])
 
 
-def _dispensability(sequence: TrackedSequence) -> tuple[int, int, int]:
-    return (*_class_and_second(sequence), -sequence.num_sent)
+def _preemption_key(sequence: TrackedSequence) -> tuple[int, int, int]:
+    return (*_coarse_urgency(sequence), -sequence.num_sent)

@@ -12,7 +12,7 @@ from scheduler.kv_cache.slot_allocator import SlotAllocator
 from scheduler.limits import SchedulerLimits
 from scheduler.policies.interface import SchedulerView
 from scheduler.sequences.queues import SequenceQueues
-from scheduler.sequences.sequence import Phase, SequenceRequest, TrackedSequence
+from scheduler.sequences.sequence import SequencePhase, SequenceRequest, TrackedSequence
 from scheduler.sequences.tenant_fairness import FairShare
 
 
@@ -26,7 +26,7 @@ class SequenceTable:
 
     def _start(self, limits: SchedulerLimits) -> None:
         self.limits = limits
-        self.residences = SlotAllocator(limits)
+        self.slot_allocator = SlotAllocator(limits)
         self.queues = SequenceQueues(self._shares)
 
     def __len__(self) -> int:
@@ -55,17 +55,17 @@ class SequenceTable:
         """Lets a sequence go; its slot is released with the next step."""
         del self._sequences[sequence.sequence_id]
         self.queues.remove(sequence)
-        self.residences.close(sequence)
+        self.slot_allocator.close(sequence)
 
     def isolate(self, sequence_id: int | None) -> int:
         """From now on only this one gets a slot; None: all do. Counts those that lose theirs."""
-        self.queues.alone = sequence_id
+        self.queues.isolated_id = sequence_id
         if sequence_id is None:
             return 0
         others = [each for each in self.queues.running() if each.sequence_id != sequence_id]
         for sequence in others:
-            self.residences.close(sequence)
-            self.queues.move(sequence, Phase.WAITING)
+            self.slot_allocator.close(sequence)
+            self.queues.move(sequence, SequencePhase.WAITING)
         return len(others)
 
     def start_epoch(self, limits: SchedulerLimits) -> tuple[int, ...]:
@@ -91,27 +91,31 @@ class SequenceTable:
             del self._sequences[sequence.sequence_id]
         return fits
 
-    def view(self, now: float, line: QueueHead, in_flight: Sequence[SentStep]) -> SchedulerView:
+    def view(
+        self, now: float, queue_head: QueueHead, in_flight: Sequence[SentStep]
+    ) -> SchedulerView:
         """What a policy sees of it."""
-        ready = self.queues.of(Phase.READY)
+        ready = self.queues.of(SequencePhase.READY)
         return SchedulerView(
             now=now,
             limits=self.limits,
             in_flight=in_flight,
-            num_decoding=len(ready) + self.queues.count(Phase.SAMPLING),
-            num_blocks_free=self.residences.num_blocks_free,
+            num_decoding=len(ready) + self.queues.count(SequencePhase.SAMPLING),
+            num_blocks_free=self.slot_allocator.num_blocks_free,
             ready=ready,
-            prefilling=self.queues.by_urgency(Phase.PREFILL),
-            waiting=line.waiting,
-            num_admissible=line.num_admissible,
+            prefilling=self.queues.by_urgency(SequencePhase.PREFILL),
+            waiting=queue_head.waiting,
+            num_admissible=queue_head.num_admissible,
         )
 
     def check_integrity(self, awaited: Sequence[int]) -> None:
         """Asserts every invariant; `awaited` are those that steps in flight bring tokens for."""
         self.queues.check_integrity()
         running = self.queues.running()
-        num_waiting = self.queues.count(Phase.WAITING)
+        num_waiting = self.queues.count(SequencePhase.WAITING)
         assert len(running) + num_waiting == len(self._sequences), "a sequence is lost"
-        self.residences.check_integrity(running)
-        sampling = sorted(sequence.sequence_id for sequence in self.queues.of(Phase.SAMPLING))
+        self.slot_allocator.check_integrity(running)
+        sampling = sorted(
+            sequence.sequence_id for sequence in self.queues.of(SequencePhase.SAMPLING)
+        )
         assert list(awaited) == sampling, f"tokens in flight for {awaited}, awaited by {sampling}"

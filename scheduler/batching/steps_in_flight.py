@@ -19,7 +19,7 @@ from scheduler.sequences.sequence import SlotAllocation, TrackedSequence
 class Score:
     """Positions of a prompt that a step scores: whose, in which of its residences."""
 
-    residence: SlotAllocation
+    allocation: SlotAllocation
     positions: range
 
 
@@ -83,14 +83,14 @@ class StepsInFlight:
         Raises FrameError unless exactly the positions came that it was to score, in their order.
         """
         scores = self._scores.pop(number, ())
-        expected = [(each.residence.slot, place) for each in scores for place in each.positions]
+        expected = [(each.allocation.slot, place) for each in scores for place in each.positions]
         actual = [(token.slot, token.position) for token in scored]
         if expected != actual:
             what = f"positions scored by step {number}"
             raise FrameError(what=what, expected=len(expected), actual=len(actual))
         tokens = iter(scored)
         found = [(each, tuple(islice(tokens, len(each.positions)))) for each in scores]
-        return [(each.residence.sequence, its) for each, its in found if each.residence.is_live]
+        return [(each.allocation.sequence, its) for each, its in found if each.allocation.is_live]
 
     def complete(
         self, number: int, sampled: Sequence[SampledToken]

@@ -14,7 +14,7 @@ from bisect import bisect_left
 import numpy as np
 
 from scheduler.cost_model.feedback import StepWork
-from scheduler.cost_model.stage_costs import KNOTS, LARGE_STEP, StageCosts, features
+from scheduler.cost_model.stage_costs import KNOTS, LARGE_STEP, StageCostModel, features
 
 FORGETTING = 0.96
 """A record counts half after 17 further ones of its stratum."""
@@ -47,7 +47,7 @@ class CostEstimator:
     Inside, coefficients are in seconds of the large step, so that all are of one size.
     """
 
-    def __init__(self, prior: StageCosts) -> None:
+    def __init__(self, prior: StageCostModel) -> None:
         self.costs = prior
         self.error = 1.0
         self.safety = 1.0
@@ -79,7 +79,7 @@ class CostEstimator:
         self.safety = min(MAX_SAFETY, max(1.0, self.safety + SAFETY_RATE * step))
         self._accumulate(work, predicted, ratio)
 
-    def solve(self) -> StageCosts:
+    def solve(self) -> StageCostModel:
         """The costs that fit the evidence best; those that come out negative are held at zero.
 
         After the first records it waits for some new ones, because solving takes longer than what
@@ -97,7 +97,7 @@ class CostEstimator:
             solution = np.linalg.solve(normal[free[:, None], free], moment[free])
         theta = np.zeros(len(_SIZES))
         theta[free] = solution
-        self.costs = StageCosts(*(theta / _SIZES).tolist())
+        self.costs = StageCostModel(*(theta / _SIZES).tolist())
         return self.costs
 
     def _jumped(self, log_ratio: float) -> bool:
@@ -112,7 +112,7 @@ class CostEstimator:
         self.costs = self.costs.scaled(factor)
         self._start_from(self.costs, prior_weight)
 
-    def _start_from(self, prior: StageCosts, weight: float) -> None:
+    def _start_from(self, prior: StageCostModel, weight: float) -> None:
         """Forgets the evidence; from here on the prior is `prior`, of so much weight.
 
         For the price of `weight` records a coefficient may move by its own size, or by a tenth of

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from scheduler.cost_model.estimator import CostEstimator
 from scheduler.cost_model.feedback import SentStep, StageRecord
-from scheduler.cost_model.stage_costs import StageCosts
-from scheduler.observability.snapshot import StageInsight
+from scheduler.cost_model.stage_costs import StageCostModel
+from scheduler.observability.snapshot import StageEstimate
 
 SMOOTHING = 0.1
 """Weight of the newest value in the running means."""
@@ -31,7 +31,7 @@ class _Journey:
 class PipelineModel:
     """One cost estimator per stage that has told something; before the first, the priors stand."""
 
-    def __init__(self, priors: Sequence[StageCosts]) -> None:
+    def __init__(self, priors: Sequence[StageCostModel]) -> None:
         """`priors` are by stage; the last one stands for all those behind it, too."""
         self._priors = priors
         self._estimators: list[CostEstimator] = []
@@ -40,7 +40,7 @@ class PipelineModel:
         self.planned_seconds = 0.0
         self.actual_seconds = 0.0
 
-    def costs(self) -> list[StageCosts]:
+    def costs(self) -> list[StageCostModel]:
         """Each stage's costs by all that was measured, with some safety.
 
         The 0.9 quantile of single steps would be too careful for a time per token, which is a mean
@@ -62,10 +62,10 @@ class PipelineModel:
         """Steps that every stage has told of."""
         return min((each.num_records for each in self._estimators), default=0)
 
-    def stages(self) -> Iterable[StageInsight]:
+    def stages(self) -> Iterable[StageEstimate]:
         """What each stage's estimator thinks."""
         for each in self._estimators:
-            yield StageInsight(
+            yield StageEstimate(
                 each.costs, each.error, each.safety, each.num_records, each.num_resets
             )
 

@@ -6,7 +6,7 @@ computes in the time in which it reads the weights, which differs a hundredfold 
 
 from dataclasses import dataclass
 
-from scheduler.cost_model.stage_costs import KNOTS, StageCosts
+from scheduler.cost_model.stage_costs import KNOTS, StageCostModel
 
 NOMINAL_BYTES = 2e9
 """Weights of a stage that does not say how many it has."""
@@ -33,7 +33,7 @@ ACCELERATOR = DeviceSpeed(2.3e12, 6e14, exposed=0.25, layer_seconds=1e-4)
 
 def guess_costs(
     device_kind: str, weights_bytes: int, bytes_per_weight: int, num_layers: int
-) -> StageCosts:
+) -> StageCostModel:
     """The prior of a stage on such a device.
 
     Paced stages take any times and say nothing of them: a CPU's shape is the careful guess.
@@ -46,7 +46,7 @@ def guess_costs(
 
 def roofline(
     weights_bytes: float, device: DeviceSpeed, bytes_per_weight: float, num_layers: int = 0
-) -> StageCosts:
+) -> StageCostModel:
     """A stage that reads all its weights while it multiplies, two operations per weight and token.
 
     The longer of the two bounds a step (Williams et al., Roofline, CACM 2009); here it is drawn
@@ -63,7 +63,7 @@ def roofline(
     first = (rows_seconds(low) - fixed) / low
     second = (rows_seconds(high) - rows_seconds(low)) / (high - low)
     last = max(second, per_token)
-    return StageCosts(
+    return StageCostModel(
         fixed=fixed,
         prompt=fixed / 8,
         per_token=first,

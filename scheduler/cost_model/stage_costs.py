@@ -19,7 +19,7 @@ KNOTS = (128, 512)
 
 
 @dataclass(frozen=True, slots=True)
-class StageCosts:
+class StageCostModel:
     """Coefficients of one stage in seconds, as in the file's formula."""
 
     fixed: float = 0.0
@@ -91,9 +91,9 @@ class StageCosts:
             slope += bend
         return chunk + self._root(room, slope)
 
-    def scaled(self, factor: float) -> "StageCosts":
+    def scaled(self, factor: float) -> "StageCostModel":
         """All of it slower by `factor`."""
-        return StageCosts(*[factor * value for value in self.coefficients])
+        return StageCostModel(*[factor * value for value in self.coefficients])
 
     def _root(self, room: float, slope: float) -> float:
         """x with per_attention*x^2 + slope*x = room."""
@@ -101,9 +101,9 @@ class StageCosts:
         return 2.0 * room / (slope + square) if slope + square > 0.0 else math.inf
 
 
-def sum_costs(stages: Sequence[StageCosts]) -> StageCosts:
+def sum_costs(stages: Sequence[StageCostModel]) -> StageCostModel:
     """The costs of all these stages, one after the other."""
-    return StageCosts(*map(sum, zip(*(stage.coefficients for stage in stages), strict=True)))
+    return StageCostModel(*map(sum, zip(*(stage.coefficients for stage in stages), strict=True)))
 
 
 def features(work: StepWork) -> tuple[float, ...]:

@@ -24,8 +24,8 @@ class BlockManager:
         # Free and named, the longest unused first; a plain dict finds its first in linear time.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._num_holders: dict[int, int] = {}
-        self._block_of: dict[bytes, int] = {}
-        self._name_of: dict[int, bytes] = {}
+        self._block_of_hash: dict[bytes, int] = {}
+        self._hash_of_block: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
@@ -51,13 +51,13 @@ class BlockManager:
             block_id = self._freed.popleft()
         else:
             block_id, _ = self._idle.popitem(last=False)
-            del self._block_of[self._name_of.pop(block_id)]
+            del self._block_of_hash[self._hash_of_block.pop(block_id)]
         self._num_holders[block_id] = 1
         return block_id
 
     def find(self, name: bytes) -> int | None:
         """The block of that name, held or free, or None."""
-        return self._block_of.get(name)
+        return self._block_of_hash.get(name)
 
     def is_held(self, block_id: int) -> bool:
         """Whether anybody holds a block; to share one that nobody holds takes a free block."""
@@ -66,17 +66,17 @@ class BlockManager:
     def share(self, block_ids: Iterable[int]) -> None:
         """Holds named blocks, once more than before."""
         for block_id in block_ids:
-            assert block_id in self._name_of, f"block {block_id} is shared and has no name"
+            assert block_id in self._hash_of_block, f"block {block_id} is shared and has no name"
             self._idle.pop(block_id, None)
             self._num_holders[block_id] = self._num_holders.get(block_id, 0) + 1
 
     def name(self, block_id: int, name: bytes) -> None:
         """Names a held block; where another block has that name, this one stays without."""
         assert block_id in self._num_holders, f"block {block_id} is named and free"
-        assert block_id not in self._name_of, f"block {block_id} was named twice"
-        if name not in self._block_of:
-            self._block_of[name] = block_id
-            self._name_of[block_id] = name
+        assert block_id not in self._hash_of_block, f"block {block_id} was named twice"
+        if name not in self._block_of_hash:
+            self._block_of_hash[name] = block_id
+            self._hash_of_block[block_id] = name
 
     def free(self, block_ids: Iterable[int]) -> None:
         """Gives held blocks back, once each."""
@@ -85,7 +85,7 @@ class BlockManager:
             assert num_holders > 0, f"block {block_id} was freed twice"
             if num_holders > 1:
                 self._num_holders[block_id] = num_holders - 1
-            elif block_id in self._name_of:
+            elif block_id in self._hash_of_block:
                 self._idle[block_id] = None
             else:
                 self._freed.append(block_id)
@@ -97,7 +97,7 @@ class BlockManager:
         fresh = range(self._first_fresh, self._num_blocks)
         everything = sorted((*fresh, *self._freed, *self._idle, *self._num_holders))
         assert everything == list(range(num_blocks)), f"blocks lost or doubled: {everything}"
-        names = {block_id: name for name, block_id in self._block_of.items()}
-        assert names == self._name_of, "names and blocks disagree"
+        names = {block_id: name for name, block_id in self._block_of_hash.items()}
+        assert names == self._hash_of_block, "names and blocks disagree"
         assert self._idle.keys() <= names.keys(), "a free block without a name counts as cached"
         assert names.keys().isdisjoint(self._freed), "a free block lost its place, not its name"

@@ -79,7 +79,7 @@ class SlotAllocator:
         found: list[int] = []
         block_size = self._limits.block_size
         for index in range(self.num_sharable(sequence)):
-            block_id = self._blocks.find(sequence.block_name(index, block_size))
+            block_id = self._blocks.find(sequence.block_hash(index, block_size))
             if block_id is None:
                 break
             found.append(block_id)
@@ -112,23 +112,23 @@ class SlotAllocator:
 
         `cached` is what `find_cached` said just before.
         """
-        assert sequence.residence is None, f"sequence {sequence.sequence_id} has a slot"
+        assert sequence.allocation is None, f"sequence {sequence.sequence_id} has a slot"
         slot = self._take_slot()
         self._blocks.share(cached)
         new = self._blocks.take(self.blocks_to_open(sequence) - len(cached))
         block_ids, block_size = [*cached, *new], self._limits.block_size
-        sequence.residence = SlotAllocation(
+        sequence.allocation = SlotAllocation(
             sequence=sequence,
             slot=slot,
             block_ids=block_ids,
             capacity=len(block_ids) * block_size,
             num_sent=len(cached) * block_size,
-            num_named=len(cached),
+            num_hashed=len(cached),
         )
         self._holders[slot] = sequence
         self._num_held += len(block_ids)
         self.num_final_tokens += sequence.final_len
-        return sequence.residence
+        return sequence.allocation
 
     def _take_slot(self) -> int:
         if self._freed_slots:
@@ -136,39 +136,39 @@ class SlotAllocator:
         self._first_fresh_slot += 1
         return self._first_fresh_slot - 1
 
-    def grow(self, residence: SlotAllocation) -> tuple[int, ...]:
+    def grow(self, allocation: SlotAllocation) -> tuple[int, ...]:
         """Takes one more block, of which one must be free, and returns it."""
         block_id = self._blocks.take_one()
-        residence.block_ids.append(block_id)
-        residence.capacity += self._limits.block_size
+        allocation.block_ids.append(block_id)
+        allocation.capacity += self._limits.block_size
         self._num_held += 1
         return (block_id,)
 
-    def name_filled(self, residences: Iterable[SlotAllocation]) -> None:
+    def register_full_blocks(self, allocations: Iterable[SlotAllocation]) -> None:
         """Lets others share the blocks that these have filled; the steps that do so are sent."""
         if not self._limits.prefix_caching:
             return
         block_size = self._limits.block_size
-        for residence in residences:
-            num_full = residence.num_sent // block_size
-            names = residence.sequence.block_names(num_full, block_size)
-            for index in range(residence.num_named, num_full):
-                self._blocks.name(residence.block_ids[index], names[index])
-            residence.num_named = num_full
+        for allocation in allocations:
+            num_full = allocation.num_sent // block_size
+            names = allocation.sequence.block_hashes(num_full, block_size)
+            for index in range(allocation.num_hashed, num_full):
+                self._blocks.name(allocation.block_ids[index], names[index])
+            allocation.num_hashed = num_full
 
     def close(self, sequence: TrackedSequence) -> None:
         """Takes slot and blocks back, if the sequence has any."""
-        residence = sequence.residence
-        if residence is None:
+        allocation = sequence.allocation
+        if allocation is None:
             return
-        sequence.residence = None
-        del self._holders[residence.slot]
-        self._num_held -= len(residence.block_ids)
+        sequence.allocation = None
+        del self._holders[allocation.slot]
+        self._num_held -= len(allocation.block_ids)
         self.num_final_tokens -= sequence.final_len
         # The last first: an end is of no use without its beginning, so it is forgotten before it.
-        self._blocks.free(reversed(residence.block_ids))
-        heapq.heappush(self._freed_slots, residence.slot)
-        self._released_slots.append(residence.slot)
+        self._blocks.free(reversed(allocation.block_ids))
+        heapq.heappush(self._freed_slots, allocation.slot)
+        self._released_slots.append(allocation.slot)
 
     def take_releases(self) -> tuple[int, ...]:
         """The slots to release with the next step, which now counts as sent."""
@@ -178,35 +178,45 @@ class SlotAllocator:
 
     def check_integrity(self, running: Iterable[TrackedSequence]) -> None:
         """Asserts that the running sequences hold every slot and block that is taken."""
-        stays = {sequence.sequence_id: sequence.residence for sequence in running}
-        holders = {holder.sequence_id: holder.residence for holder in self._holders.values()}
-        assert stays == holders, f"running {sorted(stays)}, holding slots {sorted(holders)}"
+        allocations = {sequence.sequence_id: sequence.allocation for sequence in running}
+        holders = {holder.sequence_id: holder.allocation for holder in self._holders.values()}
+        assert allocations == holders, (
+            f"running {sorted(allocations)}, holding slots {sorted(holders)}"
+        )
         for slot, holder in self._holders.items():
-            self._check_stay(slot, holder)
+            self._check_allocation(slot, holder)
         slots = sorted([*self._freed_slots, *self._holders])
         assert slots == list(range(self._first_fresh_slot)), f"slots lost or doubled: {slots}"
         assert len(self._holders) <= self._limits.max_sequences, "more slots than there are"
         assert set(self._released_slots) <= set(self._freed_slots), "a released slot is in use"
-        held = [block for stay in stays.values() if stay for block in stay.block_ids]
+        held = [
+            block
+            for allocation in allocations.values()
+            if allocation
+            for block in allocation.block_ids
+        ]
         self._blocks.check_integrity(held, self._limits.num_blocks)
         num_holders = Counter(held)
         assert len(held) == self._num_held, f"{len(held)} held, {self._num_held} counted"
         final = sum(holder.final_len for holder in self._holders.values())
         assert final == self.num_final_tokens, f"{final} tokens, {self.num_final_tokens} counted"
         own = [
-            block for stay in stays.values() if stay for block in stay.block_ids[stay.num_named :]
+            block
+            for allocation in allocations.values()
+            if allocation
+            for block in allocation.block_ids[allocation.num_hashed :]
         ]
         assert all(num_holders[block] == 1 for block in own), "a block is shared that is not full"
 
-    def _check_stay(self, slot: int, holder: TrackedSequence) -> None:
-        residence = holder.residence
-        assert residence is not None, f"slot {slot} is held by one without a residence"
-        assert residence.slot == slot, f"slot {slot} is held from slot {residence.slot}"
-        assert residence.sequence is holder, f"slot {slot} is taken for another sequence's"
-        capacity = len(residence.block_ids) * self._limits.block_size
-        assert residence.capacity == capacity, f"slot {slot} has room for {capacity}"
-        assert residence.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
-        assert len(set(residence.block_ids)) == len(residence.block_ids), f"slot {slot} has twins"
+    def _check_allocation(self, slot: int, holder: TrackedSequence) -> None:
+        allocation = holder.allocation
+        assert allocation is not None, f"slot {slot} is held without an allocation"
+        assert allocation.slot == slot, f"slot {slot} is held from slot {allocation.slot}"
+        assert allocation.sequence is holder, f"slot {slot} is taken for another sequence's"
+        capacity = len(allocation.block_ids) * self._limits.block_size
+        assert allocation.capacity == capacity, f"slot {slot} has room for {capacity}"
+        assert allocation.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
+        assert len(set(allocation.block_ids)) == len(allocation.block_ids), f"slot {slot} has twins"
         if self._limits.prefix_caching:
-            num_full = residence.num_sent // self._limits.block_size
-            assert residence.num_named == num_full, f"slot {slot} has {num_full} full blocks"
+            num_full = allocation.num_sent // self._limits.block_size
+            assert allocation.num_hashed == num_full, f"slot {slot} has {num_full} full blocks"

@@ -10,7 +10,7 @@ from statistics import median
 
 from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork
 from scheduler.observability.bubbles import BubbleLedger, IdleGap
-from scheduler.observability.snapshot import BubbleSeconds, LimitRatios
+from scheduler.observability.snapshot import BubbleSeconds, EfficiencyRatios
 from scheduler.sequences.sequence import TrackedSequence
 
 NUM_STEPS = 128
@@ -116,14 +116,14 @@ class PipelineMeter:
             self._least_per_token = min(self._least_per_token, per_token)
 
     @property
-    def ratios(self) -> LimitRatios:
+    def ratios(self) -> EfficiencyRatios:
         """NaN for what was not measured yet; M is the most steps that were in flight."""
         if not self._trips:
-            return LimitRatios()
+            return EfficiencyRatios()
         busy = self._busy_share()
         with_decodes = [trip.around_seconds for trip in self._trips if trip.sent.work.num_decodes]
         tpot = median(self._tpots) if self._tpots else math.nan
-        return LimitRatios(
+        return EfficiencyRatios(
             throughput=busy,
             # Over min(1, M*t_b/Lambda): steps that fill the pipeline can at most be busy always.
             occupancy=max(busy, self._share_of_places()),

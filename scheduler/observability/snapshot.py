@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from scheduler.cost_model.stage_costs import StageCosts
+from scheduler.cost_model.stage_costs import StageCostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class BubbleSeconds:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitRatios:
+class EfficiencyRatios:
     """Measured over what is possible at best, each in (0, 1]; above 1 a constant is wrong.
 
     `throughput`: the slowest stage's busy share of the time, 1 where it never stands. `occupancy`:
@@ -45,7 +45,7 @@ class LimitRatios:
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
+class DecisionCounts:
     """How often a policy decided what, since the epoch began.
 
     `cycles` were planned; steps in flight became more or fewer; predictions lost its trust.
@@ -58,14 +58,14 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True)
-class StageInsight:
+class StageEstimate:
     """One stage as its cost model sees it.
 
     `safety` is the 0.9 quantile of measured over predicted seconds, `error` the recent mean of
     their relative difference, `num_resets` how often the residuals jumped.
     """
 
-    costs: StageCosts
+    costs: StageCostModel
     error: float
     safety: float
     num_records: int
@@ -73,7 +73,7 @@ class StageInsight:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerInsight:
+class PolicySnapshot:
     """What a policy steers by; open-loop policies know only their name and their limits.
 
     `planned_seconds` and `actual_seconds` are recent means of a step's time on the slowest stage,
@@ -92,7 +92,7 @@ class SchedulerInsight:
     error: float = 0.0
     warmup: bool = False
     fallback: bool = False
-    stages: tuple[StageInsight, ...] = ()
-    decisions: Decisions = Decisions()
+    stages: tuple[StageEstimate, ...] = ()
+    decisions: DecisionCounts = DecisionCounts()
     bubbles: BubbleSeconds = BubbleSeconds()
-    ratios: LimitRatios = LimitRatios()
+    ratios: EfficiencyRatios = EfficiencyRatios()

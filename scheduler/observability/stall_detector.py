@@ -53,11 +53,11 @@ class Watchdog:
             return None
         if self._since is None:
             self._since = now
-        return max(0.0, self._since + self._patience(activity) - now)
+        return max(0.0, self._since + self._timeout_seconds(activity) - now)
 
     def alarm(self, activity: Activity) -> Alarm:
         """What to say when no time is left."""
-        seconds = self._patience(activity)
+        seconds = self._timeout_seconds(activity)
         if activity.num_steps_in_flight > 0:
             return Alarm("step_timeout", f"no result within {seconds:g} s")
         if not activity.can_send:
@@ -68,6 +68,6 @@ class Watchdog:
     def _is_idle(self, activity: Activity) -> bool:
         return not activity.has_work and activity.num_steps_in_flight == 0 and activity.can_send
 
-    def _patience(self, activity: Activity) -> float:
+    def _timeout_seconds(self, activity: Activity) -> float:
         is_waited_for = activity.num_steps_in_flight > 0 or not activity.can_send
         return self._step_seconds if is_waited_for else self._stall_seconds

@@ -21,8 +21,8 @@ class FixedPolicy(OpenLoopPolicy):
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
         """An even share of those that waited longest, less what prompts are promised."""
         has_prompts = view.has_prompts
-        promised = -(-self._max_step_tokens // PREFILL_SHARE) if has_prompts else 0
-        room = max(1, self._max_step_tokens - promised)
+        rate_slo = -(-self._max_step_tokens // PREFILL_SHARE) if has_prompts else 0
+        room = max(1, self._max_step_tokens - rate_slo)
         share = even_share(view, self.num_steps_in_flight(view))
         return [sequence.sequence_id for sequence in view.ready[: min(share, room)]]
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork
 from scheduler.limits import SchedulerLimits
-from scheduler.observability.snapshot import SchedulerInsight
+from scheduler.observability.snapshot import PolicySnapshot
 from scheduler.sequences.sequence import SequenceRequest
 
 
@@ -119,7 +119,7 @@ class Policy(Protocol):
     def observe(self, record: StageRecord, sent: SentStep) -> None:
         """One stage has told its times of a step."""
 
-    def insight(self) -> SchedulerInsight:
+    def snapshot(self) -> PolicySnapshot:
         """What the policy thinks at this moment."""
 
 

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from scheduler.cost_model.feedback import SentStep, StageRecord
 from scheduler.limits import SchedulerLimits
-from scheduler.observability.snapshot import SchedulerInsight
+from scheduler.observability.snapshot import PolicySnapshot
 from scheduler.policies.fixed import FixedPolicy
 from scheduler.policies.interface import MicrobatchView, SchedulerView, SequenceView
 
@@ -107,9 +107,9 @@ class MultiplicativePolicy:
     def observe(self, record: StageRecord, sent: SentStep) -> None:
         """Changes nothing: the score needs no single stage."""
 
-    def insight(self) -> SchedulerInsight:
+    def snapshot(self) -> PolicySnapshot:
         """Its size of the moment."""
-        return SchedulerInsight(
+        return PolicySnapshot(
             policy="multiplicative",
             num_steps_in_flight=self._num_in_flight,
             target_tokens=self._size,

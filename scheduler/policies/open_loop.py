@@ -2,7 +2,7 @@
 
 from scheduler.cost_model.feedback import SentStep, StageRecord
 from scheduler.limits import SchedulerLimits
-from scheduler.observability.snapshot import SchedulerInsight
+from scheduler.observability.snapshot import PolicySnapshot
 from scheduler.policies.interface import SchedulerView
 
 
@@ -28,6 +28,6 @@ class OpenLoopPolicy:
     def observe(self, record: StageRecord, sent: SentStep) -> None:
         """Changes nothing."""
 
-    def insight(self) -> SchedulerInsight:
+    def snapshot(self) -> PolicySnapshot:
         """Its name and its limits."""
-        return SchedulerInsight(policy=self.name, num_steps_in_flight=self._num_in_flight)
+        return PolicySnapshot(policy=self.name, num_steps_in_flight=self._num_in_flight)

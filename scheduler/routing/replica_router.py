@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler.limits import SchedulerLimits
-from scheduler.sequences.sequence import Phase, SequenceRequest, TrackedSequence
+from scheduler.sequences.sequence import SequencePhase, SequenceRequest, TrackedSequence
 
 EXPECTED_TOKENS = 256
 """Answers are rarely as long as they may be: no request counts for more generated tokens."""
@@ -48,7 +48,7 @@ def make_load(
     num_tokens, num_blocks = 0, num_blocks_used
     for each in sequences:
         num_tokens += each.num_unsent + min(each.final_len - len(each.token_ids), EXPECTED_TOKENS)
-        if each.phase is Phase.WAITING:
+        if each.phase is SequencePhase.WAITING:
             num_blocks += limits.blocks_for(len(each.token_ids))
     return ReplicaLoad(
         replica=replica,

@@ -71,7 +71,7 @@ class ScoreEvent:
     tokens: tuple[ScoredToken, ...]
 
 
-class Phase(IntEnum):
+class SequencePhase(IntEnum):
     """Where an unfinished sequence stands; all but WAITING hold a slot and blocks.
 
     Integers, because every token looks phases up and the hash of other enums is Python code.
@@ -89,8 +89,8 @@ class SlotAllocation:
 
     `num_sent` counts the positions that steps sent so far fill, in flight or done: steps run in
     order, so the next chunk starts there. It begins with what the prefix cache had. Its blocks
-    have `capacity` positions. `num_named` counts the blocks, from the first, that others may share.
-    A result belongs to a residence, not to a slot.
+    have `capacity` positions. `num_hashed` counts the blocks, from the
+    first, that others may share. A result belongs to an allocation, not to a slot.
     """
 
     sequence: "TrackedSequence" = field(repr=False)
@@ -98,12 +98,12 @@ class SlotAllocation:
     block_ids: list[int]
     capacity: int
     num_sent: int = 0
-    num_named: int = 0
+    num_hashed: int = 0
 
     @property
     def is_live(self) -> bool:
         """Whether it still lasts; else what comes for it is dropped."""
-        return self.sequence.residence is self
+        return self.sequence.allocation is self
 
 
 @dataclass(slots=True, eq=False)
@@ -118,8 +118,8 @@ class TrackedSequence:
     request: SequenceRequest
     token_ids: list[int]
     final_len: int
-    phase: Phase = Phase.WAITING
-    residence: SlotAllocation | None = None
+    phase: SequencePhase = SequencePhase.WAITING
+    allocation: SlotAllocation | None = None
     first_token_at: float | None = None
     num_cached: int = 0
     num_shared: int = 0
@@ -153,30 +153,32 @@ class TrackedSequence:
     @property
     def num_sent(self) -> int:
         """Positions of it that the KV cache holds once all sent steps have run."""
-        return self.residence.num_sent if self.residence is not None else self.num_cached
+        return self.allocation.num_sent if self.allocation is not None else self.num_cached
 
     @property
     def num_unsent(self) -> int:
         """Known tokens still to be computed; 1 for a decode."""
-        residence = self.residence
-        return len(self.token_ids) - (self.num_cached if residence is None else residence.num_sent)
+        allocation = self.allocation
+        return len(self.token_ids) - (
+            self.num_cached if allocation is None else allocation.num_sent
+        )
 
     @property
     def num_generated(self) -> int:
         """Tokens reported so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
-    def block_names(self, num_blocks: int, block_size: int) -> Sequence[bytes]:
+    def block_hashes(self, num_blocks: int, block_size: int) -> Sequence[bytes]:
         """The names of at least so many blocks that its tokens fill, from the first."""
         return self._hashes.first(num_blocks, self.token_ids, block_size)
 
-    def block_name(self, index: int, block_size: int) -> bytes:
+    def block_hash(self, index: int, block_size: int) -> bytes:
         """The name of a block that its tokens fill."""
-        return self.block_names(index + 1, block_size)[index]
+        return self.block_hashes(index + 1, block_size)[index]
 
     def start_epoch(self, final_len: int) -> None:
         """Forgets where it lay; blocks may have another size from now on."""
-        self.residence = None
+        self.allocation = None
         self.final_len = final_len
         self.num_cached = self.num_shared = 0
         self._hashes = BlockHashes(self.request.cache_salt)

@@ -19,7 +19,7 @@ AGEING_SECONDS = 30.0
 _Key = tuple[float, float, int]
 
 
-class _Line:
+class _TenantQueue:
     """The waiting sequences of one tenant and priority, the earliest deadline first."""
 
     def __init__(self, tenant: str, priority: int) -> None:
@@ -43,12 +43,12 @@ class _Line:
         assert keys == sorted(keys) == self._keys, f"waiting out of order: {keys}"
 
 
-class WaitingLine:
+class WaitingQueue:
     """All sequences without a slot."""
 
     def __init__(self, shares: FairShare) -> None:
         self._shares = shares
-        self._lines: dict[tuple[str, int], _Line] = {}
+        self._queues: dict[tuple[str, int], _TenantQueue] = {}
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -56,69 +56,69 @@ class WaitingLine:
 
     def __iter__(self) -> Iterator[TrackedSequence]:
         """All of them, in no order."""
-        for line in self._lines.values():
-            yield from line.sequences
+        for queue in self._queues.values():
+            yield from queue.sequences
 
     def add(self, sequence: TrackedSequence) -> None:
         """One more waits."""
         request = sequence.request
         key = (request.tenant, request.priority)
-        if key not in self._lines:
-            tenants = {line.tenant for line in self._lines.values()}
+        if key not in self._queues:
+            tenants = {queue.tenant for queue in self._queues.values()}
             if request.tenant not in tenants:
                 self._shares.arrive(request.tenant, tenants)
-            self._lines[key] = _Line(*key)
-        self._lines[key].add(sequence)
+            self._queues[key] = _TenantQueue(*key)
+        self._queues[key].add(sequence)
         self._num_waiting += 1
 
     def remove(self, sequence: TrackedSequence) -> None:
         """It has a slot, or is gone."""
         key = (sequence.request.tenant, sequence.request.priority)
-        line = self._lines[key]
-        line.remove(sequence)
+        queue = self._queues[key]
+        queue.remove(sequence)
         self._num_waiting -= 1
-        if not line.sequences:
-            del self._lines[key]
+        if not queue.sequences:
+            del self._queues[key]
 
     def in_order(self, now: float) -> Iterator[TrackedSequence]:
         """Who gets a slot first, next and so on, if each that does is counted for its tenant.
 
         Notes in each how far its priority has aged, which stays with it while it runs.
         """
-        best = min((priority for _, priority in self._lines), default=0)
-        if len(self._lines) == 1:
-            for sequence in next(iter(self._lines.values())).sequences:
+        best = min((priority for _, priority in self._queues), default=0)
+        if len(self._queues) == 1:
+            for sequence in next(iter(self._queues.values())).sequences:
                 sequence.rank = best
                 yield sequence
             return
-        served = {tenant: self._shares[tenant] for tenant, _ in self._lines}
+        served = {tenant: self._shares[tenant] for tenant, _ in self._queues}
 
         def turn(sequence: TrackedSequence) -> tuple[int, int, _Key]:
             return _aged(sequence, now, best), served[sequence.request.tenant], sequence.due_key
 
-        lines = [iter(line.sequences) for line in self._lines.values()]
-        heads = [(turn(head := next(line)), head, line) for line in lines]
+        queues = [iter(queue.sequences) for queue in self._queues.values()]
+        heads = [(turn(head := next(queue)), head, queue) for queue in queues]
         heapify(heads)
         while heads:
-            key, sequence, line = heads[0]
+            key, sequence, queue = heads[0]
             key_now = turn(sequence)
             if key_now != key:  # its tenant was served since
-                heapreplace(heads, (key_now, sequence, line))
+                heapreplace(heads, (key_now, sequence, queue))
                 continue
-            if (following := next(line, None)) is None:
+            if (following := next(queue, None)) is None:
                 heappop(heads)
             else:
-                heapreplace(heads, (turn(following), following, line))
+                heapreplace(heads, (turn(following), following, queue))
             sequence.rank = _aged(sequence, now, best)
             served[sequence.request.tenant] += sequence.num_unsent
             yield sequence
 
     def check_integrity(self) -> None:
         """Asserts that every line is in order and none is empty."""
-        assert self._num_waiting == sum(len(line.sequences) for line in self._lines.values())
-        for line in self._lines.values():
-            assert line.sequences, "an empty line is kept"
-            line.check_integrity()
+        assert self._num_waiting == sum(len(queue.sequences) for queue in self._queues.values())
+        for queue in self._queues.values():
+            assert queue.sequences, "an empty line is kept"
+            queue.check_integrity()
 
 
 def _aged(sequence: TrackedSequence, now: float, best: int) -> int:

@@ -6,7 +6,7 @@ they follow from the hardware's name.
 
 from collections.abc import Sequence
 
-from scheduler import StageCosts, guess_costs
+from scheduler import StageCostModel, guess_costs
 
 MODELS = {"llama2-70b": (69e9, 80), "bloom-176b": (176e9, 70)}
 """Weights and layers, by the first part of the hardware's name."""
@@ -19,7 +19,7 @@ def num_layers_of(hardware: str) -> int:
     return MODELS[hardware.partition("/")[0]][1]
 
 
-def guess_stages(hardware: str, shares: Sequence[float]) -> tuple[StageCosts, ...]:
+def guess_stages(hardware: str, shares: Sequence[float]) -> tuple[StageCostModel, ...]:
     """Returns the estimated costs of stages with these shares of the model, as at an epoch's start.
 
     `hardware` is a name that `load_times` knows, as `llama2-70b/h100-80gb/4`; the weights of a

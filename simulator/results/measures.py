@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler import LimitRatios, StepWork
+from scheduler import EfficiencyRatios, StepWork
 from simulator.model.pipeline import PipelineSpec
 from simulator.replay import RunResult
-from simulator.workload.outcomes import Outcome, StepSpan, Targets
+from simulator.workload.outcomes import RequestOutcome, StepSpan, Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Summary:
     num_steps: int
     num_preemptions: int
     prefix_hit_share: float
-    ratios: LimitRatios
+    ratios: EfficiencyRatios
 
 
 def summarise(
@@ -66,7 +66,7 @@ def summarise(
         num_steps=len(spans),
         num_preemptions=result.num_preemptions,
         prefix_hit_share=result.num_hit_tokens / max(1, result.num_queried_tokens),
-        ratios=LimitRatios(
+        ratios=EfficiencyRatios(
             throughput=max(busy) / seconds,
             occupancy=_occupancy(spans, busy, seconds, num_in_flight),
             tpot=_tpot_ratio(spans, tpot),
@@ -104,7 +104,7 @@ def _tpot_ratio(spans: Sequence[StepSpan], tpot: Sequence[float]) -> float:
 
 
 def _ttft_ratio(
-    outcomes: Sequence[Outcome], spans: Sequence[StepSpan], pipeline: PipelineSpec
+    outcomes: Sequence[RequestOutcome], spans: Sequence[StepSpan], pipeline: PipelineSpec
 ) -> float:
     """All stages count as the fastest one at its lowest noise, so the ratio is at most 1."""
     fastest = min(

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
 
-from scheduler import SchedulerInsight
+from scheduler import PolicySnapshot
 from simulator.results.measures import Percentiles, Summary
 
 JsonValue = dict[str, "JsonValue"] | list["JsonValue"] | str | float | int | bool | None
@@ -19,7 +19,7 @@ class Comparison:
 
     summaries: dict[str, Summary] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    insights: dict[str, SchedulerInsight] = field(default_factory=dict)
+    snapshots: dict[str, PolicySnapshot] = field(default_factory=dict)
     goodputs: dict[str, float] = field(default_factory=dict)
 
 
@@ -67,7 +67,7 @@ def as_json(comparison: Comparison) -> JsonValue:
     return {
         policy: {
             "summary": asdict(summary),
-            "insight": asdict(comparison.insights[policy]),
+            "insight": asdict(comparison.snapshots[policy]),
             "goodput": comparison.goodputs.get(policy),
             "replay_seconds": comparison.seconds[policy],
         }

@@ -8,7 +8,7 @@ from simulator.workload.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of one request, in simulated seconds; a rejected request has no times.
 
     `num_cached_tokens` is the part of the prompt that the prefix cache held at its first slot.
@@ -40,7 +40,7 @@ class Targets:
     ttft_seconds: float = 2.0
     tpot_seconds: float = 0.1
 
-    def met(self, outcome: Outcome) -> bool:
+    def met(self, outcome: RequestOutcome) -> bool:
         """Whether both targets are met; a rejected request meets none."""
         ttft, tpot = outcome.ttft_seconds, outcome.tpot_seconds
         if ttft is None:

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.live_load import simulated, summed_up
 from simulator.model.pacing import PacedModel
 from simulator.model.stage_times import linear_times
-from simulator.workload.outcomes import Outcome
+from simulator.workload.outcomes import RequestOutcome
 from simulator.workload.traces import TraceRequest
 
 TIMES = linear_times(fixed=0.04, per_token=1e-4, per_attention=0.0, per_context=0.0)
@@ -13,8 +13,8 @@ TIMES = linear_times(fixed=0.04, per_token=1e-4, per_attention=0.0, per_context=
 
 def test_outcomes_of_finished_requests_alone_are_summed_up() -> None:
     request = TraceRequest(1.0, 10, 5)
-    finished = Outcome(request, first_token_at=1.5, finished_at=3.5, num_tokens=5)
-    failed = Outcome(request, None, None, 0)
+    finished = RequestOutcome(request, first_token_at=1.5, finished_at=3.5, num_tokens=5)
+    failed = RequestOutcome(request, None, None, 0)
     figures = summed_up([finished, failed, finished], bubble=0.5)
     assert figures.token_rate == pytest.approx(10 / 3.5)
     assert figures.ttft.p50 == pytest.approx(0.5)

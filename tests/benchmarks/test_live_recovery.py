@@ -64,10 +64,10 @@ def test_adaptive_after_one_of_4_stages_slowed_by_half_is_at_its_new_best_within
     """As `benchmarks.live recovery` measures it, in the simulator: 32 decodes, no prompts."""
     pace = read_pace(PACED / "slow-stage.json")
     pace = replace(pace, changes=(replace(pace.changes[0], at_seconds=changed_at),), noise=noise)
-    times, insight = simulate_decodes(pace, LAYERS, "adaptive", 32, 250)
+    times, policy_snapshot = simulate_decodes(pace, LAYERS, "adaptive", 32, 250)
     found = find_recovery(times, changed_at)
     assert found.num_cycles is not None
     assert found.num_cycles <= 20
-    assert insight.stages[1].num_resets >= 1
+    assert policy_snapshot.stages[1].num_resets >= 1
     # The new best: two microbatches give 170 tokens a second, four equal shares 134.
     assert found.rate_after > 155.0

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.churn import Addresses, churn, quantile
+from benchmarks.churn import MeshAddresses, churn, quantile
 from tests.integration.processes import Mesh
 
 pytestmark = pytest.mark.integration
@@ -19,7 +19,7 @@ LAG_SECONDS = 0.25
 def test_clients_that_leave_at_random_leave_nothing_and_do_not_block_the_loop(
     pair: Mesh, record_property: Callable[[str, object], None]
 ) -> None:
-    addresses = Addresses(pair.target, pair.http)
+    addresses = MeshAddresses(pair.target, pair.http)
     result = asyncio.run(churn(addresses, NUM_STREAMS, SECONDS, seed=4))
     assert result.errors == []
     assert min(result.num_finished, result.num_left) > NUM_STREAMS // 8

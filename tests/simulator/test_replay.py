@@ -25,7 +25,7 @@ def check_ratios(scenario: Scenario, name: PolicyName, trace: tuple[TraceRequest
     ratios = summary_of(scenario, result, its).ratios
     for ratio in (ratios.throughput, ratios.occupancy, ratios.tpot, ratios.ttft):
         assert 0.0 < ratio <= 1.0 + 1e-9, ratios
-    latest = result.insight.ratios  # as they are reported live, of the latest steps only
+    latest = result.policy_snapshot.ratios  # as they are reported live, of the latest steps only
     for ratio in (latest.throughput, latest.occupancy, latest.tpot, latest.ttft):
         assert math.isnan(ratio) or 0.0 < ratio <= 1.0 + 1e-9, latest
 
@@ -111,10 +111,10 @@ def test_adaptive_when_a_stage_slows_down_knows_within_twenty_cycles() -> None:
     slow = SCENARIOS["slow-stage"]
     result = replay(slow, trace, contender("adaptive", slow), seed=0)
     changed_at = trace[150].arrival
-    costs = [stage.costs for stage in result.insight.stages]
+    costs = [stage.costs for stage in result.policy_snapshot.stages]
     decodes = StepWork(4, 4, 0, 1000, 4, 4)
     assert costs[1].seconds(decodes) > 1.7 * costs[0].seconds(decodes)
-    assert result.insight.stages[1].num_resets >= 1
+    assert result.policy_snapshot.stages[1].num_resets >= 1
     after = [span for span in result.spans if span.sent_at > changed_at + 0.5]
     seconds = [span.step_trace.done_at - span.sent_at for span in after if span.work.num_decodes]
     late = [value for value in seconds if value > 1.3 * slow.targets.tpot_seconds]
@@ -130,7 +130,7 @@ def test_adaptive_with_few_decodes_over_a_slow_link_does_not_split() -> None:
     trace = tuple(TraceRequest(0.0, 20, 80) for _ in range(4))
     its, other = contender("adaptive", far), contender("fixed", far)
     result, fixed = replay(far, trace, its, seed=0), replay(far, trace, other, seed=0)
-    assert result.insight.num_steps_in_flight == 1
+    assert result.policy_snapshot.num_steps_in_flight == 1
     split, whole = summary_of(far, fixed, other), summary_of(far, result, its)
     assert whole.tpot.p50 <= 1.02 * split.tpot.p50
     assert whole.num_steps < 0.75 * split.num_steps

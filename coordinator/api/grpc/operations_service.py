@@ -135,7 +135,7 @@ def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
         phase=replica.describe(),
         serving=replica.is_serving,
         num_waiting=engine.num_waiting,
-        scheduler=scheduler_state(engine.insight),
+        scheduler=scheduler_state(engine.policy_snapshot),
     )
 
 

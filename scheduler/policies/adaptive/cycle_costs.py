@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scheduler.cost_model.feedback import StepWork
-from scheduler.cost_model.stage_costs import StageCosts, sum_costs
+from scheduler.cost_model.stage_costs import StageCostModel, sum_costs
 from scheduler.policies.adaptive.targets import CycleLoad
 
 _LONG_CHUNK_TOKENS = 512
@@ -34,7 +34,7 @@ class CycleBasis:
     """The predicted costs of one cycle's work."""
 
     def __init__(
-        self, stages: Sequence[StageCosts], overhead_seconds: float, load: CycleLoad
+        self, stages: Sequence[StageCostModel], overhead_seconds: float, load: CycleLoad
     ) -> None:
         """`overhead_seconds` is what a way around takes besides computing."""
         self.stages = stages
@@ -45,7 +45,7 @@ class CycleBasis:
         self._decode_shares: dict[int, DecodeShare] = {}
         # By that and by the tokens of the chunk.
         self._mixed: dict[tuple[int, int], PricedWork] = {}
-        self._soonest_chunks: dict[int, float] = {}
+        self._makespan_optimal_chunks: dict[int, float] = {}
 
     def decode_share(self, num_in_flight: int) -> DecodeShare:
         """An even share, if so many microbatches have the decodes."""
@@ -71,19 +71,19 @@ class CycleBasis:
         numbers = range(1, 2 * len(self.stages) + 1)
         return min(self.decode_share(number).seconds for number in numbers)
 
-    def soonest_chunk(self, num_in_flight: int) -> float:
+    def makespan_optimal_chunk(self, num_in_flight: int) -> float:
         """The chunk that has the waiting prompts done soonest, on the slowest stage.
 
         With A seconds of work cut into pieces of fixed cost a over P stages, pieces of
         a + sqrt(A*a/(P-1)) do.
         """
-        chunk = self._soonest_chunks.get(num_in_flight)
+        chunk = self._makespan_optimal_chunks.get(num_in_flight)
         if chunk is None:
-            chunk = self._find_soonest_chunk(self.decode_share(num_in_flight).work)
-            self._soonest_chunks[num_in_flight] = chunk
+            chunk = self._find_makespan_optimal_chunk(self.decode_share(num_in_flight).work)
+            self._makespan_optimal_chunks[num_in_flight] = chunk
         return chunk
 
-    def _find_soonest_chunk(self, work: StepWork) -> float:
+    def _find_makespan_optimal_chunk(self, work: StepWork) -> float:
         load = self.load
         long = self._add_chunk(work, _LONG_CHUNK_TOKENS)
         slowest = max(self.stages, key=lambda stage: stage.seconds(long))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from scheduler.policies.interface import SchedulerView, SequenceView, even_share
 
 
-def spread_decodes(
+def partition_decodes(
     view: SchedulerView, num_microbatches: int, token_seconds: float, context_seconds: float
 ) -> Sequence[SequenceView]:
     """The ready decodes of the next microbatch; never more than an even share in number.

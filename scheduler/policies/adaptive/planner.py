@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scheduler.cost_model.feedback import StepWork
-from scheduler.cost_model.stage_costs import KNOTS, StageCosts
+from scheduler.cost_model.stage_costs import KNOTS, StageCostModel
 from scheduler.policies.adaptive.cycle_costs import CycleBasis, DecodeShare, PricedWork
 from scheduler.policies.adaptive.targets import CycleLimits
 
@@ -38,7 +38,7 @@ class CyclePlan(NamedTuple):
     the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `fits` says
     whether decodes get their tokens in time.
 
-    `worth` compares plans that are alike in `fits`, and no others, for it is another quantity in
+    `score` compares plans that are alike in `fits`, and no others, for it is another quantity in
     each case. Where plans fit, it is the rate, or, with thrift, what the cycle gets done in each
     second that it is longer than without prompts. Where they do not, it is 1 / `cycle_seconds`: the
     shortest cycle leads back to those that fit.
@@ -50,7 +50,7 @@ class CyclePlan(NamedTuple):
     target_tokens: int
     cycle_seconds: float
     rate: float
-    worth: float
+    score: float
     fits: bool
 
 
@@ -64,7 +64,7 @@ class CyclePlanner:
         self._rooms: dict[int, float] = {}
         self._least_seconds = 0.0
         load = basis.load
-        if limits.thrift > 0.0 and load.num_prompt_tokens > 0 and load.num_decodes > 0:
+        if limits.prompt_cost_weight > 0.0 and load.num_prompt_tokens > 0 and load.num_decodes > 0:
             self._least_seconds = basis.least_seconds()
 
     def plan(self, num_in_flight: int, num_with_prompts: int) -> CyclePlan:
@@ -83,7 +83,7 @@ class CyclePlanner:
             )
             for chunk in self._chunks(share, num_without, num_with_prompts)
         ]
-        return max(plans, key=lambda plan: (plan.fits, plan.worth))
+        return max(plans, key=lambda plan: (plan.fits, plan.score))
 
     def _cycle(
         self,
@@ -105,7 +105,7 @@ class CyclePlanner:
         num_decodes = basis.load.num_decodes
         num_prompt_tokens = work.num_tokens - share.work.num_tokens
         num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else num_decodes
-        spared = limits.thrift * min(self._least_seconds, share.seconds)
+        spared = limits.prompt_cost_weight * min(self._least_seconds, share.seconds)
         fits = num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE)
         return CyclePlan(
             num_in_flight=num_without + num_with_prompts,
@@ -114,7 +114,7 @@ class CyclePlanner:
             target_tokens=work.num_tokens,
             cycle_seconds=cycle,
             rate=num_done / cycle,
-            worth=num_done / max(MIN_CYCLE_SECONDS, cycle - spared) if fits else 1.0 / cycle,
+            score=num_done / max(MIN_CYCLE_SECONDS, cycle - spared) if fits else 1.0 / cycle,
             fits=fits,
         )
 
@@ -126,8 +126,8 @@ class CyclePlanner:
             share = basis.decode_share(num_in_flight)
             left = limits.seconds - basis.overhead_seconds
             room = self._chunk_within(basis.around, share.work, sum(share.stage_seconds), left)
-            if not limits.prompts_hurry:
-                room = min(room, basis.soonest_chunk(num_in_flight))
+            if not limits.prompts_urgent:
+                room = min(room, basis.makespan_optimal_chunk(num_in_flight))
             room = min(room, limits.max_step_tokens - share.work.num_tokens)
             self._rooms[num_in_flight] = room
         return room
@@ -148,7 +148,7 @@ class CyclePlanner:
         return [*(size for size in knees if MIN_CHUNK_TOKENS < size < most), most]
 
     def _chunk_within(
-        self, costs: StageCosts, work: StepWork, work_seconds: float, seconds: float
+        self, costs: StageCostModel, work: StepWork, work_seconds: float, seconds: float
     ) -> float:
         """The chunk with which `work`, which takes `work_seconds`, takes no longer than that."""
         if math.isinf(seconds):
@@ -163,13 +163,13 @@ def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:
     or else, where both do or neither does, by its worth; or if it has fewer microbatches and is as
     good as the best, down to a single one.
     """
-    best = max(plans, key=lambda plan: (plan.fits, plan.worth))
-    if (best.fits, best.worth) > (current.fits, current.worth * (1.0 + HYSTERESIS)):
+    best = max(plans, key=lambda plan: (plan.fits, plan.score))
+    if (best.fits, best.score) > (current.fits, current.score * (1.0 + HYSTERESIS)):
         return best
     fewer = [
         plan
         for plan in plans
         if plan.num_in_flight < current.num_in_flight
-        and (plan.fits, plan.worth) >= (best.fits, best.worth * (1.0 - NEGLIGIBLE))
+        and (plan.fits, plan.score) >= (best.fits, best.score * (1.0 - NEGLIGIBLE))
     ]
     return min(fewer, key=lambda plan: plan.num_in_flight, default=current)

@@ -13,16 +13,16 @@ from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork
 from scheduler.cost_model.pipeline_model import PipelineModel
 from scheduler.cost_model.roofline_priors import guess_costs
 from scheduler.limits import SchedulerLimits
-from scheduler.observability.snapshot import Decisions, SchedulerInsight
+from scheduler.observability.snapshot import DecisionCounts, PolicySnapshot
 from scheduler.policies.adaptive.cycle_costs import CycleBasis
-from scheduler.policies.adaptive.decode_partition import spread_decodes
+from scheduler.policies.adaptive.decode_partition import partition_decodes
 from scheduler.policies.adaptive.planner import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
 from scheduler.policies.adaptive.targets import (
     CycleLimits,
+    cycle_load,
     cycle_seconds,
-    load_of,
-    prompts_of,
-    thrift,
+    prompt_backlog,
+    prompt_cost_weight,
 )
 from scheduler.policies.interface import MicrobatchView, SchedulerView, SequenceView
 from scheduler.policies.throttle import ThrottleOptions, ThrottlePolicy
@@ -80,7 +80,7 @@ class AdaptivePolicy:
             READING_ROWS * min(prior.fixed / prior.last_token for prior in priors),
         )
         self._costs = self._model.costs()
-        self._decisions = Decisions()
+        self._decisions = DecisionCounts()
 
     def num_steps_in_flight(self, view: SchedulerView) -> int:
         """As the plan of the cycle says; a new cycle begins when all its microbatches are back."""
@@ -96,15 +96,15 @@ class AdaptivePolicy:
             return self._fallback.choose_decodes(view)
         has_prompts = view.has_prompts
         max_rows = self._max_rows
-        promised = -(-max_rows // PROMPT_SHARE) if has_prompts else 0
+        rate_slo = -(-max_rows // PROMPT_SHARE) if has_prompts else 0
         slowest = max(self._costs, key=lambda costs: costs.fixed)
-        share = spread_decodes(
+        share = partition_decodes(
             view,
             self._num_in_flight,
             slowest.per_token + slowest.per_sample,
             slowest.per_context,
         )
-        return [sequence.sequence_id for sequence in share[: max(1, max_rows - promised)]]
+        return [sequence.sequence_id for sequence in share[: max(1, max_rows - rate_slo)]]
 
     def chunk_tokens(
         self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
@@ -138,10 +138,10 @@ class AdaptivePolicy:
         """Learns a stage's costs."""
         self._model.observe(record, sent)
 
-    def insight(self) -> SchedulerInsight:
+    def snapshot(self) -> PolicySnapshot:
         """All that it steers by."""
         plan, model = self._plan, self._model
-        return SchedulerInsight(
+        return PolicySnapshot(
             policy="adaptive",
             num_steps_in_flight=self._num_in_flight,
             target_seconds=plan.target_seconds if plan is not None else 0.0,
@@ -173,8 +173,8 @@ class AdaptivePolicy:
             is_trusted = num_records >= WARMUP_RECORDS and error < TRUSTED_ERROR
             self._warmup_tokens *= math.inf if is_trusted else WARMUP_GROWTH
             self._warmup_tokens = min(self._warmup_tokens, float(self._limits.max_step_tokens))
-        prompts = prompts_of(view)
-        load = load_of(view, prompts)
+        prompts = prompt_backlog(view)
+        load = cycle_load(view, prompts)
         has_prompts = load.num_prompt_tokens > 0
         options, lone_seconds = self._options, self._seconds_around(load.decodes(1))
         seconds = cycle_seconds(view, options.tpot_seconds, options.slack, lone_seconds)
@@ -185,11 +185,13 @@ class AdaptivePolicy:
         plan = CyclePlanner(basis, limits).plan
         self._plan = plan(*kept)
         if has_prompts:
-            limits = replace(limits, thrift=thrift(view, prompts, self._plan.rate))
+            limits = replace(
+                limits, prompt_cost_weight=prompt_cost_weight(view, prompts, self._plan.rate)
+            )
             plan = CyclePlanner(basis, limits).plan
             self._plan = plan(*kept)
-            if prompts.promised > self._plan.rate:
-                plan = CyclePlanner(basis, replace(limits, prompts_hurry=True)).plan
+            if prompts.rate_slo > self._plan.rate:
+                plan = CyclePlanner(basis, replace(limits, prompts_urgent=True)).plan
                 self._plan = plan(*kept)
         if num_records >= WARMUP_RECORDS:
             self._plan = _next_plan(plan, self._plan, self._limits.num_steps_in_flight, has_prompts)
@@ -198,7 +200,7 @@ class AdaptivePolicy:
             self._num_with_prompts = self._plan.num_with_prompts
         self._num_until_plan = self._num_in_flight
         made = self._decisions
-        self._decisions = Decisions(
+        self._decisions = DecisionCounts(
             cycles=made.cycles + 1,
             more_in_flight=made.more_in_flight + (self._num_in_flight > before),
             fewer_in_flight=made.fewer_in_flight + (self._num_in_flight < before),

@@ -49,31 +49,32 @@ class CycleLimits:
 
     Where prompts hurry, chunks are as long as that allows.
 
-    `thrift`, from 0 to 1, says how far prompt tokens should cost others little rather than be
-    computed fast. In the long run every decode brings its share of prompt tokens with it, whatever
+    `prompt_cost_weight`, from 0 to 1, weighs a low cost of prompt tokens for other sequences
+    against their throughput. In the long run every decode brings its share of prompt tokens with
+    it, whatever
     the chunks, and what runs ends the sooner the shorter cycles are on average: those prompt
     tokens are best computed where each makes its cycle longer by the least.
     """
 
     seconds: float
     max_step_tokens: int
-    prompts_hurry: bool = False
-    thrift: float = 0.0
+    prompts_urgent: bool = False
+    prompt_cost_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLine:
+class PromptBacklog:
     """The prompts that find slot and memory: how many tokens, and the position of a typical one.
 
     The rates are prompt tokens a second that bring all of them their first tokens in time.
-    `promised` counts prompts whose clients said when, until it is too late for them; `hoped` counts
-    all, by the deadlines that order the line, and is infinite where one has passed.
+    `rate_slo` counts prompts with a TTFT target that can still be met; `rate_all` counts all, by
+    the deadlines that order the queue, and is infinite where one has passed.
     """
 
     num_tokens: int = 0
     context: float = 0.0
-    promised: float = 0.0
-    hoped: float = 0.0
+    rate_slo: float = 0.0
+    rate_all: float = 0.0
 
 
 def cycle_seconds(
@@ -111,34 +112,34 @@ def _sample(view: SchedulerView) -> Sequence[SequenceView]:
     return view.ready[:: -(-len(view.ready) // MAX_SAMPLE) or 1]
 
 
-def thrift(view: SchedulerView, prompts: PromptLine, rate: float) -> float:
+def prompt_cost_weight(view: SchedulerView, prompts: PromptBacklog, rate: float) -> float:
     """As far as the cache is full, or prompts need little of the `rate` that there is."""
     used = 1.0 - view.num_blocks_free / view.limits.num_blocks
-    return max(used, 1.0 - prompts.hoped / (EASY_SHARE * rate))
+    return max(used, 1.0 - prompts.rate_all / (EASY_SHARE * rate))
 
 
-def prompts_of(view: SchedulerView) -> PromptLine:
+def prompt_backlog(view: SchedulerView) -> PromptBacklog:
     """The prompts to compute now: of those that wait only who finds slot and memory.
 
     While memory is what they wait for, longer chunks bring nothing, and a shorter cycle ends the
     running ones sooner.
     """
-    now, num_tokens, moments, promised, hoped = view.now, 0, 0.0, 0.0, 0.0
+    now, num_tokens, moments, rate_slo, rate_all = view.now, 0, 0.0, 0.0, 0.0
     for sequence in (*view.prefilling, *view.waiting[: view.num_admissible]):
         num_unsent = sequence.num_unsent
         num_tokens += num_unsent
         moments += num_unsent * (sequence.num_sent + num_unsent / 2)
         left = sequence.first_token_due - now
         rate = num_tokens / left if left > 0.0 else math.inf
-        if rate > hoped:
-            hoped = rate
-        if rate > promised and left > 0.0 and sequence.request.ttft_target_seconds is not None:
-            promised = rate
+        if rate > rate_all:
+            rate_all = rate
+        if rate > rate_slo and left > 0.0 and sequence.request.ttft_target_seconds is not None:
+            rate_slo = rate
     context = moments / num_tokens if num_tokens else 0.0
-    return PromptLine(num_tokens, context, promised, hoped)
+    return PromptBacklog(num_tokens, context, rate_slo, rate_all)
 
 
-def load_of(view: SchedulerView, prompts: PromptLine) -> CycleLoad:
+def cycle_load(view: SchedulerView, prompts: PromptBacklog) -> CycleLoad:
     """What there is to do now."""
     sample = _sample(view)
     mean_context = sum(each.num_sent for each in sample) / len(sample) if sample else 0.0

@@ -97,7 +97,7 @@ def simulate(
         result = replay(setting, load, entry, seed)
         comparison.seconds[name] = time.perf_counter() - started
         comparison.summaries[name] = summary_of(setting, result, entry)
-        comparison.insights[name] = result.insight
+        comparison.snapshots[name] = result.policy_snapshot
         if find_goodput:
             comparison.goodputs[name] = goodput(setting, entry, len(load), seed)
         if plot is not None:

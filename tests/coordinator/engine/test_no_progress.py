@@ -21,7 +21,7 @@ def block(monkeypatch: pytest.MonkeyPatch, num_epochs: int, prompt: tuple[int, .
     left = [num_epochs]
 
     def blocked_schedule(self: Scheduler, now: float) -> Step | None:
-        first = self._population.get(self.first_in_line(now) or -1)
+        first = self._table.get(self.next_waiting_id(now) or -1)
         if left[0] > 0 and first is not None and first.request.prompt_ids == prompt:
             return None
         return schedule(self, now)

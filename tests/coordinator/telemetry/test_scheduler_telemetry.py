@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 from coordinator.telemetry.scheduler_telemetry import SchedulerMetrics, StepMetrics, scheduler_state
 from runtime.metrics.declarations import CoordinatorMetrics
 from runtime.protocol.step import SequenceChunk, Step
-from scheduler import SchedulerInsight
-from scheduler.observability.snapshot import Decisions
+from scheduler import PolicySnapshot
+from scheduler.observability.snapshot import DecisionCounts
 
 
 def test_observe_prefix_cache_counts_each_token_once() -> None:
@@ -47,15 +47,15 @@ def test_observe_counts_tokens_sequences_and_each_preemption_once() -> None:
 def test_update_counts_the_growth_of_an_epochs_sums_and_starts_again_with_the_next() -> None:
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(CoordinatorMetrics(registry), 0)
-    metrics.update(SchedulerInsight("fixed", 1, decisions=Decisions(cycles=3)))
-    metrics.update(SchedulerInsight("fixed", 1, decisions=Decisions(cycles=5)))
+    metrics.update(PolicySnapshot("fixed", 1, decisions=DecisionCounts(cycles=3)))
+    metrics.update(PolicySnapshot("fixed", 1, decisions=DecisionCounts(cycles=5)))
     metrics.start_epoch()
-    metrics.update(SchedulerInsight("fixed", 1, decisions=Decisions(cycles=2)))
+    metrics.update(PolicySnapshot("fixed", 1, decisions=DecisionCounts(cycles=2)))
     labels = {"replica": "0", "decision": "cycles"}
     assert registry.get_sample_value("stagemesh_scheduler_decisions_total", labels) == 7
 
 
 def test_scheduler_state_of_unmeasured_values_has_zeros() -> None:
-    state = scheduler_state(SchedulerInsight("fixed", 2, target_seconds=math.inf))
+    state = scheduler_state(PolicySnapshot("fixed", 2, target_seconds=math.inf))
     assert (state.policy, state.steps_in_flight_target) == ("fixed", 2)
     assert (state.target_seconds, state.ratios.throughput) == (0.0, 0.0)

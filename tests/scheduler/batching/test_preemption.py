@@ -106,7 +106,7 @@ def test_admission_spares_the_blocks_that_ready_decodes_need() -> None:
 def running(number: int, rank: int, arrival: float, num_sent: int) -> TrackedSequence:
     request = make_request(number, prompt=50, arrival=arrival, priority=rank)
     sequence = TrackedSequence(request, list(request.prompt_ids), final_len=60)
-    sequence.residence = SlotAllocation(sequence, number, [], 64, num_sent)
+    sequence.allocation = SlotAllocation(sequence, number, [], 64, num_sent)
     return sequence
 
 
@@ -124,21 +124,21 @@ def test_victim_is_the_first_to_go_of_those_that_are_less_urgent(
     sequences = [running(number, *each) for number, each in enumerate(others)]
     draft = MicrobatchDraft()
     for sequence in sequences:
-        if sequence.sequence_id in in_draft and sequence.residence is not None:
-            draft.add_prompt(sequence.residence, 2)
+        if sequence.sequence_id in in_draft and sequence.allocation is not None:
+            draft.add_prompt(sequence.allocation, 2)
     victims = PreemptionCandidates(sequences, draft)
     for beneficiary in (sequences[number] for number in beneficiaries if number < len(sequences)):
         able = [
             each
             for each in sequences
-            if each.residence and each not in draft and each.urgency_key > beneficiary.urgency_key
+            if each.allocation and each not in draft and each.urgency_key > beneficiary.urgency_key
         ]
         victim = victims.pop(beneficiary)
         assert (victim is None) == (not able)
         if victim is not None:
             assert victim in able
             assert order_of(victim) == max(map(order_of, able))
-            victim.residence = None
+            victim.allocation = None
 
 
 def order_of(sequence: TrackedSequence) -> tuple[int, int, int]:

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from scheduler.cost_model.estimator import CostEstimator
 from scheduler.cost_model.feedback import StepWork
 from scheduler.cost_model.roofline_priors import CPU_CORES, roofline
-from scheduler.cost_model.stage_costs import StageCosts, sum_costs
+from scheduler.cost_model.stage_costs import StageCostModel, sum_costs
 
 PRIOR = roofline(2e9, CPU_CORES, 4.0)
-TRUTH = StageCosts(
+TRUTH = StageCostModel(
     fixed=0.007,
     prompt=0.002,
     per_token=1e-5,
@@ -21,7 +21,7 @@ TRUTH = StageCosts(
 )
 
 costs = st.builds(
-    StageCosts,
+    StageCostModel,
     *[st.floats(0.0, 1e-2)] * 2,
     *[st.floats(0.0, 1e-3)] * 3,
     *[st.floats(0.0, 1e-6)] * 3,
@@ -49,7 +49,9 @@ def chunk(num_tokens: int, num_decodes: int = 0, position: int = 0) -> StepWork:
     )
 
 
-def feed(estimator: CostEstimator, truth: StageCosts, num_steps: int, factor: float = 1.0) -> None:
+def feed(
+    estimator: CostEstimator, truth: StageCostModel, num_steps: int, factor: float = 1.0
+) -> None:
     for step in range(num_steps):
         work = chunk(16 * (step % 61 + 2), step % 32, 64 * (step % 29))
         if step % 3 == 0:
@@ -123,7 +125,7 @@ def test_coefficients_whatever_is_measured_are_finite_and_not_negative(
 
 @given(costs=costs, work=works, context=st.integers(0, 5000), room=st.floats(0.0, 1.0))
 def test_chunk_tokens_fill_the_room_and_no_more(
-    costs: StageCosts, work: StepWork, context: int, room: float
+    costs: StageCostModel, work: StepWork, context: int, room: float
 ) -> None:
     num_tokens = costs.chunk_tokens(room, work, context)
     if num_tokens > 1e6:

@@ -115,11 +115,11 @@ def test_decodes_under_policies_that_spread_them_never_exceed_nine_of_32(name: P
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_insight_names_the_policy_and_its_limits(name: PolicyName) -> None:
     mesh = Mesh(make_limits(num_steps_in_flight=3), make_policy(name, SMALL))
-    insight = mesh.scheduler.insight
-    assert (insight.policy, insight.num_steps_in_flight) == (name, 3)
+    policy_snapshot = mesh.scheduler.policy_snapshot
+    assert (policy_snapshot.policy, policy_snapshot.num_steps_in_flight) == (name, 3)
 
 
 def test_record_of_a_step_that_never_was_is_ignored() -> None:
     mesh = Mesh(make_limits(), make_policy("adaptive", SMALL))
     mesh.scheduler.observe(StageRecord(7, 0, StageTiming(compute_seconds=1.0)))
-    assert mesh.scheduler.insight.stages == ()
+    assert mesh.scheduler.policy_snapshot.stages == ()

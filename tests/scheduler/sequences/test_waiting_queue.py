@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from scheduler import SequenceRequest
 from scheduler.sequences.sequence import DEFAULT_TTFT_SECONDS, TrackedSequence
 from scheduler.sequences.tenant_fairness import MAX_COUNTERS, FairShare
-from scheduler.sequences.waiting_queue import AGEING_SECONDS, WaitingLine
+from scheduler.sequences.waiting_queue import AGEING_SECONDS, WaitingQueue
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request
 
 
 def order(requests: list[SequenceRequest], now: float = 0.0) -> list[int]:
-    line = WaitingLine(FairShare())
+    queue = WaitingQueue(FairShare())
     for request in requests:
-        line.add(TrackedSequence(request, list(request.prompt_ids), final_len=100))
-    line.check_integrity()
-    return [sequence.sequence_id for sequence in line.in_order(now)]
+        queue.add(TrackedSequence(request, list(request.prompt_ids), final_len=100))
+    queue.check_integrity()
+    return [sequence.sequence_id for sequence in queue.in_order(now)]
 
 
 def test_equals_come_in_the_order_of_their_arrival() -> None:
@@ -96,7 +96,7 @@ def test_counters_of_tenants_that_are_gone_are_dropped() -> None:
 def test_line_in_order_holds_everybody_once(
     requests: list[tuple[int, str, float, float | None]], now: float, removed: set[int]
 ) -> None:
-    line = WaitingLine(FairShare())
+    queue = WaitingQueue(FairShare())
     tracked = [
         TrackedSequence(
             make_request(
@@ -108,36 +108,36 @@ def test_line_in_order_holds_everybody_once(
         for number, (priority, tenant, arrival, ttft) in enumerate(requests)
     ]
     for sequence in tracked:
-        line.add(sequence)
+        queue.add(sequence)
     for number in removed & set(range(len(tracked))):
-        line.remove(tracked[number])
-    line.check_integrity()
-    found = [sequence.sequence_id for sequence in line.in_order(now)]
+        queue.remove(tracked[number])
+    queue.check_integrity()
+    found = [sequence.sequence_id for sequence in queue.in_order(now)]
     assert found == turns([each for each in tracked if each.sequence_id not in removed], now)
-    assert len(line) == len(found)
+    assert len(queue) == len(found)
 
 
 def turns(waiting: list[TrackedSequence], now: float) -> list[int]:
     """The order one by one: of all heads of a tenant's and a priority's line, the first."""
-    lines: dict[tuple[str, int], list[TrackedSequence]] = {}
+    queues: dict[tuple[str, int], list[TrackedSequence]] = {}
     for sequence in sorted(waiting, key=lambda each: each.due_key):
         key = (sequence.request.tenant, sequence.request.priority)
-        lines.setdefault(key, []).append(sequence)
-    best = min((priority for _, priority in lines), default=0)
-    served = dict.fromkeys((tenant for tenant, _ in lines), 0)
+        queues.setdefault(key, []).append(sequence)
+    best = min((priority for _, priority in queues), default=0)
+    served = dict.fromkeys((tenant for tenant, _ in queues), 0)
 
     def turn(sequence: TrackedSequence) -> tuple[int, int, tuple[float, float, int]]:
         request = sequence.request
         num_steps = int(max(0.0, now - request.arrival) / AGEING_SECONDS)
         aged = max(min(best, request.priority), request.priority - num_steps)
-        return aged if len(lines) > 1 else best, served[request.tenant], sequence.due_key
+        return aged if len(queues) > 1 else best, served[request.tenant], sequence.due_key
 
     order = []
-    while lines:
-        key = min(lines, key=lambda each: turn(lines[each][0]))
-        sequence = lines[key].pop(0)
-        if not lines[key]:
-            del lines[key]
+    while queues:
+        key = min(queues, key=lambda each: turn(queues[each][0]))
+        sequence = queues[key].pop(0)
+        if not queues[key]:
+            del queues[key]
         served[key[0]] += sequence.num_unsent
         order.append(sequence.sequence_id)
     return order

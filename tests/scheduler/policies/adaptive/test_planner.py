@@ -7,25 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.cost_model.stage_costs import StageCosts
+from scheduler.cost_model.stage_costs import StageCostModel
 from scheduler.policies.adaptive.cycle_costs import CycleBasis
 from scheduler.policies.adaptive.planner import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
 from scheduler.policies.adaptive.targets import CycleLimits, CycleLoad
 
-STAGE = StageCosts(fixed=0.01, per_token=1e-4)
+STAGE = StageCostModel(fixed=0.01, per_token=1e-4)
 DECODES = CycleLoad(num_decodes=32, decode_context=32_000, num_prompt_tokens=0, prompt_context=0.0)
 MIXED = replace(DECODES, num_prompt_tokens=20_000, prompt_context=500.0)
 NO_LIMIT = CycleLimits(math.inf, 2048)
 
 
 def make_planner(
-    stages: list[StageCosts], overhead: float, load: CycleLoad, limits: CycleLimits
+    stages: list[StageCostModel], overhead: float, load: CycleLoad, limits: CycleLimits
 ) -> CyclePlanner:
     return CyclePlanner(CycleBasis(stages, overhead, load), limits)
 
 
 def settle(
-    stages: list[StageCosts], overhead: float, load: CycleLoad, limits: CycleLimits = NO_LIMIT
+    stages: list[StageCostModel], overhead: float, load: CycleLoad, limits: CycleLimits = NO_LIMIT
 ) -> CyclePlan:
     """The plan that remains when each follows from the one before."""
     planner = make_planner(stages, overhead, load, limits)
@@ -93,8 +93,13 @@ def test_thrift_makes_chunks_that_end_where_rows_begin_to_cost() -> None:
     stage = replace(STAGE, prompt=0.005, per_token=1e-6, beyond_512=1e-4)
     for seconds in (0.2, 0.4, math.inf):
         hasty, thrifty = (
-            make_planner([stage] * 4, 0.0, MIXED, CycleLimits(seconds, 2048, thrift=thrift))
-            for thrift in (0.0, 1.0)
+            make_planner(
+                [stage] * 4,
+                0.0,
+                MIXED,
+                CycleLimits(seconds, 2048, prompt_cost_weight=prompt_cost_weight),
+            )
+            for prompt_cost_weight in (0.0, 1.0)
         )
         assert hasty.plan(4, 4).target_tokens > 600
         assert thrifty.plan(4, 4).target_tokens == 512
@@ -102,8 +107,8 @@ def test_thrift_makes_chunks_that_end_where_rows_begin_to_cost() -> None:
 
 def test_thrift_does_not_cut_chunks_where_every_row_costs_alike() -> None:
     """Smaller ones would only add their fixed costs."""
-    for thrift in (0.0, 0.5, 1.0):
-        limits = CycleLimits(0.3, 2048, thrift=thrift)
+    for prompt_cost_weight in (0.0, 0.5, 1.0):
+        limits = CycleLimits(0.3, 2048, prompt_cost_weight=prompt_cost_weight)
         plan = make_planner([replace(STAGE, prompt=0.005)] * 4, 0.0, MIXED, limits).plan(4, 4)
         assert plan.cycle_seconds == pytest.approx(0.3, rel=0.02)
 

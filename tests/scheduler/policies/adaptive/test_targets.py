@@ -10,10 +10,10 @@ from scheduler.policies.adaptive.targets import (
     EASY_SHARE,
     MAX_STRETCH,
     MIN_STRETCH,
-    PromptLine,
+    PromptBacklog,
     cycle_seconds,
-    prompts_of,
-    thrift,
+    prompt_backlog,
+    prompt_cost_weight,
 )
 from scheduler.policies.interface import SchedulerView
 from scheduler.sequences.sequence import DEFAULT_TTFT_SECONDS, TrackedSequence
@@ -78,19 +78,21 @@ def test_target_of_a_client_comes_before_the_common_one() -> None:
 
 
 def test_needed_rate_is_what_the_tightest_deadline_asks_for() -> None:
-    line = (prompt(100, 2.0), prompt(300, 2.5), prompt(50, 100.0))
-    assert prompts_of(view(waiting=line, num_admissible=3)).promised == pytest.approx(400 / 2.5)
-    assert prompts_of(view(waiting=line, num_admissible=1)).promised == pytest.approx(50.0)
+    backlog = (prompt(100, 2.0), prompt(300, 2.5), prompt(50, 100.0))
+    assert prompt_backlog(view(waiting=backlog, num_admissible=3)).rate_slo == pytest.approx(
+        400 / 2.5
+    )
+    assert prompt_backlog(view(waiting=backlog, num_admissible=1)).rate_slo == pytest.approx(50.0)
 
 
 def test_deadline_that_was_never_promised_is_hoped_for() -> None:
-    needed = prompts_of(view(prefilling=[prompt(100, None)]))
-    assert (needed.promised, needed.hoped) == (0.0, 100 / DEFAULT_TTFT_SECONDS)
+    needed = prompt_backlog(view(prefilling=[prompt(100, None)]))
+    assert (needed.rate_slo, needed.rate_all) == (0.0, 100 / DEFAULT_TTFT_SECONDS)
 
 
 def test_deadline_that_is_over_is_not_promised_and_leaves_no_time() -> None:
-    needed = prompts_of(view(prefilling=[prompt(100, None), prompt(100, 1.0, arrival=8.0)]))
-    assert (needed.promised, needed.hoped) == (0.0, math.inf)
+    needed = prompt_backlog(view(prefilling=[prompt(100, None), prompt(100, 1.0, arrival=8.0)]))
+    assert (needed.rate_slo, needed.rate_all) == (0.0, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +102,8 @@ def test_deadline_that_is_over_is_not_promised_and_leaves_no_time() -> None:
 def test_thrift_is_for_prompts_in_no_hurry_and_for_full_caches(
     needed: float, num_free: int, expected: float
 ) -> None:
-    prompts = PromptLine(hoped=needed)
-    found = thrift(view(num_blocks_free=num_free), prompts, 100.0 / (0.5 * EASY_SHARE))
+    prompts = PromptBacklog(rate_all=needed)
+    found = prompt_cost_weight(view(num_blocks_free=num_free), prompts, 100.0 / (0.5 * EASY_SHARE))
     assert found == pytest.approx(expected)
 
 
