@@ -19,12 +19,12 @@ class InferenceStub:
     The request's id is echoed as `x-request-id` in the initial metadata.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
-    """The tokens of a prompt, as Infer would read it."""
+    """The tokens of a prompt, as Infer would tokenize it."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
-    """The text of tokens, special ones left out."""
+    """The text of tokens without special tokens."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelResponse]
-    """Ends every request of that id, at whichever API it came in, with the status CANCELLED."""
+    """Ends every request with the id, at both APIs, with the status CANCELLED."""
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -43,7 +43,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.TokenizeRequest,
         context: _aio.ServicerContext[_inference_pb2.TokenizeRequest, _abc.Awaitable[_inference_pb2.TokenizeResponse]],
     ) -> _abc.Awaitable[_inference_pb2.TokenizeResponse]:
-        """The tokens of a prompt, as Infer would read it."""
+        """The tokens of a prompt, as Infer would tokenize it."""
 
     @_abc_1.abstractmethod
     def Detokenize(
@@ -51,7 +51,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.DetokenizeRequest,
         context: _aio.ServicerContext[_inference_pb2.DetokenizeRequest, _abc.Awaitable[_inference_pb2.DetokenizeResponse]],
     ) -> _abc.Awaitable[_inference_pb2.DetokenizeResponse]:
-        """The text of tokens, special ones left out."""
+        """The text of tokens without special tokens."""
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -66,6 +66,6 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CancelRequest,
         context: _aio.ServicerContext[_inference_pb2.CancelRequest, _abc.Awaitable[_inference_pb2.CancelResponse]],
     ) -> _abc.Awaitable[_inference_pb2.CancelResponse]:
-        """Ends every request of that id, at whichever API it came in, with the status CANCELLED."""
+        """Ends every request with the id, at both APIs, with the status CANCELLED."""
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _aio.Server) -> None: ...

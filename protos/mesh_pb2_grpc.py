@@ -45,7 +45,7 @@ class MeshServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """Opened by the worker and held for its life: hello, then heartbeats both ways.
+        """Opened by the worker for its lifetime: hello, then heartbeats in both directions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,8 +129,8 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Has workers leave without loss: what they run is finished or goes on elsewhere. Answers when they
-        have left; their processes end.
+        """Removes workers without loss: their requests finish or continue on other workers. Returns when
+        the workers have left; their processes end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,37 +75,37 @@ class StageServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Load(self, request, context):
-        """Gives this worker its part of a model and loads the weights. The last message carries the report.
+        """Assigns a part of a model to this worker and loads its weights. The last message has the report.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordCanary(self, request, context):
-        """Computes the model's canary log-probabilities in one stage, one layer in memory at a time.
+        """Computes the model's reference log-probabilities in one stage, one layer in memory at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenEpoch(self, request, context):
-        """Starts an epoch: empties slots and KV cache, keeps the weights, meets the other ranks of the
-        stage (so all of them are asked at the same time), dials the next stage.
+        """Starts an epoch: empties slots and KV cache, keeps the weights, forms the group of the stage's
+        ranks (so that all of them are called at the same time) and dials the next stage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Forward(self, request_iterator, context):
-        """One stream per sender and epoch: frames one way, one credit per consumed step the other.
+        """One stream per sender and epoch: frames in one direction, one credit per consumed step back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Results(self, request, context):
-        """From rank 0 one message per step: timings, on the last stage sampled tokens too. From every rank
-        why it failed. Ends with the epoch.
+        """Rank 0 sends one message per step: timings and, on the last stage, sampled tokens. Every rank
+        sends its failure. Ends with the epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

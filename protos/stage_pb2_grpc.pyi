@@ -15,18 +15,18 @@ GRPC_VERSION: str
 class StageStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Load: _aio.UnaryStreamMultiCallable[_stage_pb2.LoadRequest, _stage_pb2.LoadProgress]
-    """Gives this worker its part of a model and loads the weights. The last message carries the report."""
+    """Assigns a part of a model to this worker and loads its weights. The last message has the report."""
     RecordCanary: _aio.UnaryStreamMultiCallable[_stage_pb2.RecordCanaryRequest, _stage_pb2.RecordCanaryProgress]
-    """Computes the model's canary log-probabilities in one stage, one layer in memory at a time."""
+    """Computes the model's reference log-probabilities in one stage, one layer in memory at a time."""
     OpenEpoch: _aio.UnaryUnaryMultiCallable[_stage_pb2.OpenEpochRequest, _stage_pb2.OpenEpochResponse]
-    """Starts an epoch: empties slots and KV cache, keeps the weights, meets the other ranks of the
-    stage (so all of them are asked at the same time), dials the next stage.
+    """Starts an epoch: empties slots and KV cache, keeps the weights, forms the group of the stage's
+    ranks (so that all of them are called at the same time) and dials the next stage.
     """
     Forward: _aio.StreamStreamMultiCallable[_stage_pb2.Frame, _stage_pb2.Credit]
-    """One stream per sender and epoch: frames one way, one credit per consumed step the other."""
+    """One stream per sender and epoch: frames in one direction, one credit per consumed step back."""
     Results: _aio.UnaryStreamMultiCallable[_stage_pb2.ResultsRequest, _stage_pb2.StepResult]
-    """From rank 0 one message per step: timings, on the last stage sampled tokens too. From every rank
-    why it failed. Ends with the epoch.
+    """Rank 0 sends one message per step: timings and, on the last stage, sampled tokens. Every rank
+    sends its failure. Ends with the epoch.
     """
     Status: _aio.UnaryUnaryMultiCallable[_stage_pb2.StatusRequest, _stage_pb2.StatusResponse]
     Unload: _aio.UnaryUnaryMultiCallable[_stage_pb2.UnloadRequest, _stage_pb2.UnloadResponse]
@@ -39,7 +39,7 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.LoadRequest,
         context: _aio.ServicerContext[_stage_pb2.LoadRequest, _abc.AsyncIterator[_stage_pb2.LoadProgress]],
     ) -> _abc.AsyncIterator[_stage_pb2.LoadProgress]:
-        """Gives this worker its part of a model and loads the weights. The last message carries the report."""
+        """Assigns a part of a model to this worker and loads its weights. The last message has the report."""
 
     @_abc_1.abstractmethod
     def RecordCanary(
@@ -47,7 +47,7 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.RecordCanaryRequest,
         context: _aio.ServicerContext[_stage_pb2.RecordCanaryRequest, _abc.AsyncIterator[_stage_pb2.RecordCanaryProgress]],
     ) -> _abc.AsyncIterator[_stage_pb2.RecordCanaryProgress]:
-        """Computes the model's canary log-probabilities in one stage, one layer in memory at a time."""
+        """Computes the model's reference log-probabilities in one stage, one layer in memory at a time."""
 
     @_abc_1.abstractmethod
     def OpenEpoch(
@@ -55,8 +55,8 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.OpenEpochRequest,
         context: _aio.ServicerContext[_stage_pb2.OpenEpochRequest, _abc.Awaitable[_stage_pb2.OpenEpochResponse]],
     ) -> _abc.Awaitable[_stage_pb2.OpenEpochResponse]:
-        """Starts an epoch: empties slots and KV cache, keeps the weights, meets the other ranks of the
-        stage (so all of them are asked at the same time), dials the next stage.
+        """Starts an epoch: empties slots and KV cache, keeps the weights, forms the group of the stage's
+        ranks (so that all of them are called at the same time) and dials the next stage.
         """
 
     @_abc_1.abstractmethod
@@ -65,7 +65,7 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_stage_pb2.Frame],
         context: _aio.ServicerContext[_abc.AsyncIterator[_stage_pb2.Frame], _abc.AsyncIterator[_stage_pb2.Credit]],
     ) -> _abc.AsyncIterator[_stage_pb2.Credit]:
-        """One stream per sender and epoch: frames one way, one credit per consumed step the other."""
+        """One stream per sender and epoch: frames in one direction, one credit per consumed step back."""
 
     @_abc_1.abstractmethod
     def Results(
@@ -73,8 +73,8 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.ResultsRequest,
         context: _aio.ServicerContext[_stage_pb2.ResultsRequest, _abc.AsyncIterator[_stage_pb2.StepResult]],
     ) -> _abc.AsyncIterator[_stage_pb2.StepResult]:
-        """From rank 0 one message per step: timings, on the last stage sampled tokens too. From every rank
-        why it failed. Ends with the epoch.
+        """Rank 0 sends one message per step: timings and, on the last stage, sampled tokens. Every rank
+        sends its failure. Ends with the epoch.
         """
 
     @_abc_1.abstractmethod

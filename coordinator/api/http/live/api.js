@@ -1,23 +1,23 @@
-// Owns the calls to the HTTP API that served this page, with the API key where one is needed.
+// Calls the HTTP API that serves this page, with the API key if the user entered one.
 
 const KEY = "stagemesh-api-key";
 
-/** The API requires an API key, or another one. */
+/** Thrown when the API key is missing or not valid. */
 export class Unauthorized extends Error {}
 
-/** Remembers the key until the tab is closed. */
+/** Stores the key until the tab is closed. */
 export function useKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-/** The mesh as `/state` has it, with numbers where protobuf's JSON has strings. */
+/** The state of the mesh from `/state`; 64-bit integers, strings in protobuf's JSON, are numbers. */
 export async function fetchState() {
   const response = await call("state", { signal: AbortSignal.timeout(5000) });
   return JSON.parse(await response.text(), (name, value) =>
     typeof value === "string" && /^(num|.*_bytes$|epoch$|counter$)/.test(name) ? Number(value) : value);
 }
 
-/** Yields the pieces of an answer's text as they come; throws what the API reports as wrong. */
+/** Yields the text of an answer as it is generated; throws the API's errors. */
 export async function* chat(model, messages, signal) {
   const response = await call("v1/chat/completions", {
     method: "POST",
@@ -32,7 +32,7 @@ export async function* chat(model, messages, signal) {
     const text = event.choices[0]?.delta?.content;
     if (text) yield text;
   }
-  throw new Error("the answer was cut off");
+  throw new Error("the connection ended before the answer was complete");
 }
 
 async function call(path, options = {}) {
@@ -42,7 +42,7 @@ async function call(path, options = {}) {
   if (response.status === 401) throw new Unauthorized();
   if (!response.ok) {
     const body = await response.json().catch(() => null);
-    throw new Error(body?.error?.message ?? `the API answered ${response.status}`);
+    throw new Error(body?.error?.message ?? `the API returned status ${response.status}`);
   }
   return response;
 }

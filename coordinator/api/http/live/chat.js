@@ -1,9 +1,9 @@
-// Owns the chat box: one conversation, one answer at a time, which can be stopped.
+// The chat box: one conversation, one answer at a time, which can be stopped.
 
 import { chat } from "./api.js";
 import { byId, element } from "./dom.js";
 
-/** Makes the form work; `model` says what is served now. */
+/** Attaches the form's handlers; `model` returns the name of the served model. */
 export function startChat(model) {
   const messages = [];
   let running = null;
@@ -20,24 +20,24 @@ export function startChat(model) {
     if (!content || running) return;
     byId("question").value = "";
     messages.push({ role: "user", content });
-    say("user", content);
+    addBubble("user", content);
     running = new AbortController();
-    show(true);
+    setRunning(true);
     await answer(model(), messages, running.signal);
     running = null;
-    show(false);
+    setRunning(false);
   });
 }
 
 async function answer(model, messages, signal) {
-  const bubble = say("assistant", "");
+  const bubble = addBubble("assistant", "");
   try {
     for await (const text of chat(model, messages, signal)) {
       bubble.append(text);
-      follow();
+      scrollToEnd();
     }
   } catch (error) {
-    if (!signal.aborted) say("error", error.message || "the API requires an API key");
+    if (!signal.aborted) addBubble("error", error.message || "the API requires an API key");
   }
   if (bubble.textContent) messages.push({ role: "assistant", content: bubble.textContent });
   else {
@@ -46,19 +46,19 @@ async function answer(model, messages, signal) {
   }
 }
 
-function say(role, text) {
+function addBubble(role, text) {
   const bubble = element("p", `bubble ${role}`, text);
   byId("conversation").append(bubble);
-  follow();
+  scrollToEnd();
   return bubble;
 }
 
-function follow() {
+function scrollToEnd() {
   const log = byId("conversation");
   log.scrollTop = log.scrollHeight;
 }
 
-function show(isRunning) {
+function setRunning(isRunning) {
   byId("send").hidden = isRunning;
   byId("halt").hidden = !isRunning;
 }

@@ -1,4 +1,4 @@
-// Owns making and updating elements. Text only ever goes in as text, never as markup.
+// Creates elements. Text is inserted as text, never as markup.
 
 /** An element with a class, attributes and children; strings become text. */
 export function element(tag, className = "", children = [], attributes = {}) {
@@ -14,13 +14,13 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** A list of terms and their figures. */
+/** The items of a description list: terms and figures. */
 export function figures(pairs) {
   return pairs.map(([term, value]) =>
     element("div", "", [element("dt", "", term), element("dd", "", value)]));
 }
 
-/** A bar that is filled to `share` of 1, with its meaning for who cannot see it. */
+/** A bar filled to `share` of 1, with its label for screen readers. */
 export function meter(share, label) {
   const percent = Math.round(100 * Math.min(1, Math.max(0, share)));
   const fill = element("div", "fill");

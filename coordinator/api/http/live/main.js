@@ -1,4 +1,4 @@
-// Owns the page's beat: asks for the state once a second and shows it.
+// Polls the state once a second and updates the page.
 
 import { fetchState, Unauthorized, useKey } from "./api.js";
 import { startChat } from "./chat.js";
@@ -12,7 +12,7 @@ import { joinCommand, recoveries, workerTiles } from "./workers.js";
 const PERIOD_MS = 1000;
 let last = null;
 
-async function beat() {
+async function poll() {
   try {
     const state = await fetchState();
     show(state, rates(state, last));
@@ -23,13 +23,13 @@ async function beat() {
     const isRefused = error instanceof Unauthorized;
     byId("login").hidden = !isRefused;
     byId("lost").hidden = isRefused;
-    if (!isRefused) lose();
+    if (!isRefused) showDisconnected();
   }
-  setTimeout(beat, PERIOD_MS);
+  setTimeout(poll, PERIOD_MS);
 }
 
-function lose() {
-  const text = last ? "Connection lost: what you see is old. Trying again." : "Nothing answers yet. Trying again.";
+function showDisconnected() {
+  const text = last ? "Connection lost: the page shows old data. Reconnecting." : "The coordinator does not answer yet. Reconnecting.";
   if (byId("lost").textContent !== text) byId("lost").textContent = text;
 }
 
@@ -61,7 +61,7 @@ byId("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText(command.textContent);
     byId("copy").textContent = "Copied";
   } catch {
-    // No clipboard without HTTPS: the text is selected, the keyboard copies it.
+    // The clipboard needs HTTPS: without it, the text is selected for the user to copy.
     getSelection().selectAllChildren(command);
   }
 });
@@ -70,4 +70,4 @@ byId("login").addEventListener("submit", (event) => {
   useKey(byId("key").value);
 });
 startChat(() => last?.model ?? "");
-beat();
+poll();

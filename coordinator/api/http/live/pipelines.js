@@ -1,4 +1,4 @@
-// Owns the graph of the replicas: coordinator, stages and the links between them, with their load.
+// The graph of the replicas: coordinator, stages and the links between them, with their load.
 
 import { element, figures, meter } from "./dom.js";
 import { bytes, number, seconds } from "./units.js";
@@ -71,9 +71,9 @@ function stageNode(stage, rate, workers) {
   ]);
 }
 
-// The place of a rank may be empty, and its worker may have left.
+// A rank may have no worker yet, and its worker may have left.
 function rankLine({ rank, worker_id: id, weights_bytes: weights }, { ranks }, workers) {
-  const name = id ? workers.get(id)?.hello.address ?? "gone" : "nobody yet";
+  const name = id ? workers.get(id)?.hello.address ?? "left" : "no worker yet";
   const place = ranks.length > 1 ? `rank ${rank}: ` : "";
   return element("li", "note", `${place}${name}${weights ? `, ${bytes(weights)}` : ""}`);
 }
@@ -83,7 +83,7 @@ function hop(rate) {
   return link(rate.steps, rate.sentBytes ? `${bytes(rate.sentBytes)}/s${time}` : "idle");
 }
 
-// The line is drawn heavier the more steps pass.
+// The more steps per second, the thicker the line.
 function link(steps, label) {
   const line = element("span", steps > 0 ? "line busy" : "line", [], { "aria-hidden": "true" });
   line.style.setProperty("--weight", `${1 + Math.min(5, Math.log2(1 + steps))}px`);

@@ -1,6 +1,6 @@
-// Owns what two snapshots say about the time between them.
+// Rates between two snapshots of the state.
 
-/** Rates per second since `before`; null where there is none, or a new epoch began. */
+/** Rates per second since `before`; null without an earlier snapshot or after a restart. */
 export function rates(now, before) {
   if (!before || before.coordinator_id !== now.coordinator_id) return null;
   const elapsed = now.uptime_seconds - before.uptime_seconds;
@@ -25,7 +25,7 @@ function stageRates(now, before, elapsed) {
   const idle = now.idle_seconds - before.idle_seconds;
   return {
     steps: steps / elapsed,
-    // A step that is still running has not reported: without a report the stage counts as idle.
+    // A running step has not reported yet: a stage without reports counts as idle.
     busy: compute + idle > 0 ? compute / (compute + idle) : 0,
     stepSeconds: steps > 0 ? compute / steps : 0,
     sentBytes: (now.num_bytes_sent - before.num_bytes_sent) / elapsed,

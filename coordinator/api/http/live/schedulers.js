@@ -1,4 +1,4 @@
-// Owns what is shown of the batching policies: what they steer by, what they reach, why stages idle.
+// The batching policies: their targets, their results and the causes of idle time.
 
 import { element, figures, meter } from "./dom.js";
 import { number, seconds } from "./units.js";
@@ -48,10 +48,10 @@ function predictions({ stages, error, warmup, fallback }) {
 
 function limits(replica, { ratios }) {
   return LIMITS.filter((name) => ratios?.[name]).map((name) =>
-    bar(`${name} of what is possible`, ratios[name], replica));
+    bar(`${name} of the upper bound`, ratios[name], replica));
 }
 
-// Shares of all idle time of the epoch.
+// Shares of the epoch's idle time.
 function bubbles(replica, { bubbles: idle }) {
   const total = CAUSES.reduce((sum, cause) => sum + (idle?.[cause] ?? 0), 0);
   if (!total) return [];

@@ -1,4 +1,4 @@
-// Owns how figures are written.
+// Formats numbers with units.
 
 /** Bytes with a binary unit. */
 export function bytes(count) {
@@ -11,7 +11,7 @@ export function bytes(count) {
   return `${count.toFixed(count >= 100 || unit === 0 ? 0 : 1)} ${units[unit]}`;
 }
 
-/** Seconds in the unit that suits them. */
+/** A duration in hours, minutes, seconds or milliseconds. */
 export function seconds(count) {
   if (count >= 3600) return `${(count / 3600).toFixed(1)} h`;
   if (count >= 60) return `${(count / 60).toFixed(1)} min`;
@@ -19,7 +19,7 @@ export function seconds(count) {
   return `${(1000 * count).toFixed(count >= 0.01 ? 0 : 2)} ms`;
 }
 
-/** A count with thousands set apart. */
+/** A number with thousands separators. */
 export function number(count, digits = 0) {
   return count.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }

@@ -1,4 +1,4 @@
-// Owns what is shown of the machines: a tile for each worker, the way to add one, what went wrong.
+// The workers: a tile for each, the command that adds one, and recoveries.
 
 import { element, figures, meter } from "./dom.js";
 import { bytes, seconds } from "./units.js";
@@ -23,7 +23,7 @@ export function workerTiles(state) {
   });
 }
 
-// A figure that the device does not tell is absent.
+// Figures that the device does not report are absent.
 function sensors({ power_watts: power, temperature_celsius: temperature }) {
   return [
     ...(power === undefined ? [] : [["power", `${Math.round(power)} W`]]),
@@ -49,14 +49,14 @@ function bar(name, share, hello) {
   ]);
 }
 
-/** The command that adds a worker from another terminal or machine, and a word about it. */
+/** The command that adds a worker from another terminal or machine, and a note. */
 export function joinCommand(state) {
   const [, host, port] = state.mesh_address.match(/^(.*):(\d+)$/) ?? [null, "", ""];
   const everywhere = ["0.0.0.0", "[::]"].includes(host);
   const local = ["127.0.0.1", "[::1]", "localhost"].includes(host);
   return {
     command: `stagemesh worker --coordinator ${everywhere ? location.hostname : host}:${port}`,
-    note: local ? "This mesh listens to workers of its own machine only." : "",
+    note: local ? "This mesh accepts workers of its own machine only." : "",
   };
 }
 
