@@ -2,14 +2,18 @@
 PYTHON ?=
 VENV := .venv
 READY := $(VENV)/.ready
-# Test files run side by side, one for each core; what a file's tests share stays in one process.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+# One test process for each core. `tests/conftest.py` groups the tests that share a mesh or a file, and
+# orders the groups: those that start processes come first.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# Each process of the tests would compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-clients test-clients-heavy test-compose test-fuzz test-ops test-faults test-wheel soak check coverage proto setup clean
+.PHONY: help demo test test-slow test-clients test-clients-heavy test-compose test-fuzz test-ops test-faults test-wheel soak check coverage proto setup clean
 
 help:
 	@echo "make demo      start a 2-stage mesh on the bundled model and stream one answer"
-	@echo "make test      lint, types, layers, protos, then all tests"
+	@echo "make test      lint, types, layers, protos, then the tests except the slow ones"
+	@echo "make test-slow  the slow tests: the bundled model in every split, membership, a minute of kills"
 	@echo "make test-compose  build the image, run meshes of containers; needs a Docker engine"
 	@echo "make test-clients  the tests with outside clients only"
 	@echo "make test-clients-heavy  lm-eval, guidellm and aiperf, in environments of their own"
@@ -29,7 +33,10 @@ demo: $(READY)
 
 test: $(READY)
 	@scripts/check
-	@$(VENV)/bin/pytest $(PARALLEL)
+	@$(VENV)/bin/pytest $(PARALLEL) -m "not slow"
+
+test-slow: $(READY)
+	@$(VENV)/bin/pytest $(PARALLEL) --verbose --durations 10 -m slow
 
 test-compose: $(READY)
 	@$(VENV)/bin/pytest tests/compose/compose_suite.py

@@ -1,19 +1,11 @@
-"""The mesh that the fault tests share, and what is asked of it."""
+"""The mesh that the fault tests share."""
 
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.faults.cluster import Cluster, cluster_of, kept_whole
-from tests.integration.tiny_chat import MODEL_NAME, TinyChat, make_tiny_chat
-
-
-@pytest.fixture(scope="session")
-def tiny_chat(tmp_path_factory: pytest.TempPathFactory) -> TinyChat:
-    """The model that is served."""
-    torch.set_num_threads(1)
-    return make_tiny_chat(tmp_path_factory.mktemp("models") / MODEL_NAME)
+from tests.integration.tiny_chat import TinyChat
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,8 @@ from tests.integration.process_log import START_SECONDS, STOP_SECONDS, Log
 
 COMMAND = (sys.executable, "-m", "stagemesh")
 ANSWER_SECONDS = 60.0
+# Between two requests for a state: without a pause they take the processor from what they wait for.
+POLL_SECONDS = 0.02
 # Below the ports that the system hands out by itself, to whoever dials in the meantime.
 LISTENING_PORTS = range(12_000, 32_000)
 
@@ -119,10 +121,11 @@ def run_command(
 
 
 def until(client: Client, is_so: Callable[[MeshState], bool]) -> MeshState:
-    """The first state of which `is_so` holds, at the latest after a while."""
+    """The first state of which `is_so` holds, within `STOP_SECONDS`."""
     deadline = time.monotonic() + STOP_SECONDS
     while not is_so(state := client.state()):
         assert time.monotonic() < deadline, state
+        time.sleep(POLL_SECONDS)
     return state
 
 
@@ -145,7 +148,7 @@ class Mesh:
             return client.state()
 
     def until(self, is_so: Callable[[MeshState], bool]) -> MeshState:
-        """The first state of which `is_so` holds, at the latest after a while."""
+        """The first state of which `is_so` holds, within `STOP_SECONDS`."""
         with Client(self.target) as client:
             return until(client, is_so)
 
@@ -157,11 +160,11 @@ class Mesh:
         deadline = time.monotonic() + STOP_SECONDS
         with Client(self.target) as client:
             while (left := _held(client.state())) and time.monotonic() < deadline:
-                pass
+                time.sleep(POLL_SECONDS)
             assert not left, f"still held: {left}"
             for worker in client.state().workers:
                 while (left := _held_by(worker.address)) and time.monotonic() < deadline:
-                    pass
+                    time.sleep(POLL_SECONDS)
                 assert not left, f"still held by {worker.address}: {left}"
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:

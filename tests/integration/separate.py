@@ -1,11 +1,18 @@
 """A coordinator and workers as processes of their own, each in the test's hands."""
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from stagemesh import Client, MeshState, StagemeshRpcError
-from tests.integration.processes import Mesh, RunningCommand, new_address, running_command
+from tests.integration.processes import (
+    POLL_SECONDS,
+    Mesh,
+    RunningCommand,
+    new_address,
+    running_command,
+)
 
 
 @dataclass(slots=True)
@@ -38,12 +45,10 @@ class SeparateMesh:
         """Asks for the state until it is as wanted; the test's timeout bounds the wait."""
         with Client(self.target) as client:
             while True:
-                try:
-                    state = client.state()
-                except StagemeshRpcError:  # it is being started
-                    continue
-                if is_so(state):
-                    return state
+                with suppress(StagemeshRpcError):  # while the coordinator starts
+                    if is_so(state := client.state()):
+                        return state
+                time.sleep(POLL_SECONDS)
 
     def until_ready(self, num_workers: int) -> MeshState:
         """Every replica serves, and so many workers are in the mesh."""

@@ -26,7 +26,7 @@ from tests.integration.processes import leaving_no_child, run_command, running_c
 from tests.integration.separate import separate_mesh
 from tests.integration.tiny_chat import TinyChat
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.independent]
 
 WEIGHTS = "model.safetensors"
 TENSOR = "model.layers.3.mlp.up_proj.weight"

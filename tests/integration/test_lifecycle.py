@@ -7,11 +7,11 @@ import psutil
 import pytest
 
 from stagemesh import Client, GenerationRequest, StagemeshRpcError, TokenIds
-from tests.integration.conftest import OPTIONS
+from tests.conftest import MESH_OPTIONS
 from tests.integration.processes import Mesh, assert_all_end, serving
 from tests.integration.tiny_chat import TinyChat, assert_greedy
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.independent]
 
 PROMPT = (5, 6, 7)
 ENDLESS = GenerationRequest(prompts=(TokenIds(PROMPT),), max_tokens=4000, ignore_eos=True)
@@ -20,7 +20,7 @@ ENDLESS = GenerationRequest(prompts=(TokenIds(PROMPT),), max_tokens=4000, ignore
 @pytest.fixture
 def own_mesh(tiny_chat: TinyChat) -> Iterator[Mesh]:
     """A mesh that the test may end."""
-    with serving(str(tiny_chat.model.folder), "--pp", "2", *OPTIONS) as mesh:
+    with serving(str(tiny_chat.model.folder), "--pp", "2", *MESH_OPTIONS) as mesh:
         yield mesh
 
 

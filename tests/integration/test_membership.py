@@ -11,15 +11,20 @@ import psutil
 import pytest
 
 from stagemesh import Client, GenerationRequest, StagemeshRpcError, TokenIds
-from tests.integration.conftest import OPTIONS
+from tests.conftest import MESH_OPTIONS
 from tests.integration.processes import run_command, serving
 from tests.integration.separate import separate_mesh
 from tests.integration.tiny_chat import TinyChat, assert_greedy
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.independent,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+]
 
 PROMPT = (5, 6, 7)
-COORDINATOR_OPTIONS = ("--pp", "2", *OPTIONS)
+COORDINATOR_OPTIONS = ("--pp", "2", *MESH_OPTIONS)
 
 
 def request(prompt: tuple[int, ...], max_tokens: int, request_id: str = "") -> GenerationRequest:
@@ -155,7 +160,7 @@ def ask_once(target: str, asked: GenerationRequest) -> tuple[int, ...]:
 def test_frozen_worker_is_noticed_and_a_new_one_takes_its_place(tiny_chat: TinyChat) -> None:
     """Case 9 (vllm#45414): a worker that is alive and does nothing."""
     folder = str(tiny_chat.model.folder)
-    with serving(folder, "--pp", "2", *OPTIONS) as mesh, Client(mesh.target) as client:
+    with serving(folder, "--pp", "2", *MESH_OPTIONS) as mesh, Client(mesh.target) as client:
         updates = client.infer(request(PROMPT, 600), timeout_seconds=120)
         first = next(updates)
         frozen = client.state().workers[1].pid
@@ -193,7 +198,7 @@ def test_hybrid_layout_gives_the_tokens_of_one_process(
     tiny_chat: TinyChat, layout: tuple[str, ...]
 ) -> None:
     prompts = [(*PROMPT, number) for number in range(6)]
-    with serving(str(tiny_chat.model.folder), *layout, *OPTIONS) as mesh:
+    with serving(str(tiny_chat.model.folder), *layout, *MESH_OPTIONS) as mesh:
         with ThreadPoolExecutor(len(prompts)) as threads:
             answers = list(
                 threads.map(lambda each: ask_once(mesh.target, request(each, 60)), prompts)

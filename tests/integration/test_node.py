@@ -2,21 +2,24 @@
 
 import json
 import signal
+import time
 import urllib.request
-from pathlib import Path
+
+import pytest
 
 from stagemesh import Client, GenerationRequest, TokenIds
 from stagemesh.launcher.ports import reserve
-from tests.integration.processes import Mesh, assert_all_end, running_command
-from tests.integration.tiny_chat import MODEL_NAME, make_tiny_chat
+from tests.integration.processes import POLL_SECONDS, Mesh, assert_all_end, running_command
+from tests.integration.tiny_chat import TinyChat
+
+pytestmark = [pytest.mark.integration, pytest.mark.independent]
 
 REQUEST = GenerationRequest(prompts=(TokenIds((5, 6, 7)),), max_tokens=8, ignore_eos=True)
 
 
-def test_node_runs_its_workers_and_starts_a_dead_one_again(tmp_path: Path) -> None:
-    model = make_tiny_chat(tmp_path / MODEL_NAME)
+def test_node_runs_its_workers_and_starts_a_dead_one_again(tiny_chat: TinyChat) -> None:
     api, http, mesh_address = (reserve("127.0.0.1:0") for _ in range(3))
-    coordinator = ("coordinator", str(model.model.folder), "--pp", "2", "--kv-memory", "64MiB")
+    coordinator = ("coordinator", str(tiny_chat.model.folder), "--pp", "2", "--kv-memory", "64MiB")
     apis = ("--grpc", api, "--http", http, "--mesh", mesh_address)
     node = ("node", "--coordinator", mesh_address, "--workers", "2", "--threads", "1")
     with (
@@ -42,11 +45,10 @@ def test_node_runs_its_workers_and_starts_a_dead_one_again(tmp_path: Path) -> No
         assert command.wait() == 0
 
 
-def test_node_kills_a_frozen_worker_and_starts_another(tmp_path: Path) -> None:
+def test_node_kills_a_frozen_worker_and_starts_another(tiny_chat: TinyChat) -> None:
     """Case 9 (vllm#45414): a process that is there and does nothing, on a node of its own."""
-    model = make_tiny_chat(tmp_path / MODEL_NAME)
     api, http, mesh_address = (reserve("127.0.0.1:0") for _ in range(3))
-    coordinator = ("coordinator", str(model.model.folder), "--kv-memory", "64MiB")
+    coordinator = ("coordinator", str(tiny_chat.model.folder), "--kv-memory", "64MiB")
     apis = ("--grpc", api, "--http", http, "--mesh", mesh_address)
     node = ("node", "--coordinator", mesh_address, "--workers", "1", "--threads", "1")
     with (
@@ -73,6 +75,7 @@ def until_probed(http: str) -> None:
     probe = 'code="OK",method="/grpc.health.v1.Health/Check"'
     metrics = ""
     while probe not in metrics:
+        time.sleep(POLL_SECONDS)
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
             metrics = response.read().decode()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from stagemesh import GenerationRequest, Sampling, TokenIds
-from tests.integration.processes import Mesh, serving
+from tests.integration.processes import Mesh
 from tests.integration.tiny_chat import TinyChat
 
 pytestmark = pytest.mark.integration
@@ -59,15 +59,12 @@ def test_min_tokens_holds_the_end_off_in_every_split(mesh: Mesh, tiny_chat: Tiny
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_seed_draws_the_same_after_preemption(name: str, tiny_chat: TinyChat) -> None:
-    """A cache that is too small for all: sequences give their blocks up and are computed again."""
+def test_seed_draws_the_same_after_preemption(name: str, preempting_pair: Mesh) -> None:
+    """Sequences lose their blocks to others and are computed again."""
     request = replace(BASE, max_tokens=60, sampling=SAMPLINGS[name])
     prompts = tuple(TokenIds(tuple(range(n, n + 40))) for n in range(5, 13))
-    folder = str(tiny_chat.model.folder)
-    tight = ("--max-model-len", "128", "--kv-memory", "160KiB", "--max-step-tokens", "64")
-    with serving(folder, "--pp", "2", *tight) as mesh:
-        together = mesh.ask(replace(request, prompts=prompts))
-        alone = [mesh.ask(replace(request, prompts=(prompt,))).token_ids() for prompt in prompts]
-        mesh.assert_idle()
-        mesh.stop()
+    together = preempting_pair.ask(replace(request, prompts=prompts))
+    alone = [
+        preempting_pair.ask(replace(request, prompts=(prompt,))).token_ids() for prompt in prompts
+    ]
     assert [together.token_ids(index) for index in range(len(prompts))] == alone

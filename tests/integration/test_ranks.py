@@ -16,7 +16,7 @@ import pytest
 from protos import stage_pb2, stage_pb2_grpc
 from runtime.rpc import channels
 from stagemesh import Client, GenerationRequest, Sampling, TokenIds
-from tests.integration.conftest import OPTIONS
+from tests.conftest import MESH_OPTIONS
 from tests.integration.process_log import START_SECONDS
 from tests.integration.processes import (
     Mesh,
@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture(scope="module")
 def pair_of_ranks(model: TinyModel) -> Iterator[Mesh]:
     """One stage of two ranks."""
-    with serving(str(model.folder), "--tp", "2", *OPTIONS) as mesh:
+    with serving(str(model.folder), "--tp", "2", *MESH_OPTIONS) as mesh:
         yield mesh
         mesh.assert_idle()
         mesh.stop()
@@ -98,8 +98,9 @@ def assert_told_by_each_rank(mesh: Mesh) -> None:
             assert (rank.wait_seconds > 0) == (len(stage.ranks) > 1)
 
 
+@pytest.mark.independent
 def test_stages_of_two_one_and_three_ranks_match_transformers(model: TinyModel) -> None:
-    with serving(str(model.folder), "--tp", "2,1,3", *OPTIONS) as mesh:
+    with serving(str(model.folder), "--tp", "2,1,3", *MESH_OPTIONS) as mesh:
         assert_computes(mesh, model)
         (replica,) = mesh.state().replicas
         assert [len(stage.ranks) for stage in replica.stages] == [2, 1, 3]
@@ -112,13 +113,21 @@ def test_stages_of_two_one_and_three_ranks_match_transformers(model: TinyModel) 
         mesh.stop()
 
 
-@pytest.mark.parametrize(("overlap", "backend"), [("off", "gloo"), ("on", "gloo"), ("on", "shm")])
+@pytest.mark.independent
+@pytest.mark.parametrize(
+    ("overlap", "backend"),
+    [
+        pytest.param("off", "gloo", marks=pytest.mark.slow),
+        pytest.param("on", "gloo", marks=pytest.mark.slow),
+        ("on", "shm"),
+    ],
+)
 def test_stages_of_two_ranks_with_any_overlap_match_transformers(
     overlap: str, backend: str, model: TinyModel
 ) -> None:
     """Sends in turns, or steps in two slices that take turns; the same tokens as ever."""
     split = ("--pp", "2", "--tp", "2", "--overlap", overlap, "--backend", backend)
-    with serving(str(model.folder), *split, *OPTIONS) as mesh:
+    with serving(str(model.folder), *split, *MESH_OPTIONS) as mesh:
         assert_computes(mesh, model)
         mesh.assert_idle()
         mesh.stop()

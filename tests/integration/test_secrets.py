@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.security.api_keys import Tenant, add_key
 from stagemesh import Client, GenerationRequest, Sampling, StagemeshRpcError
-from tests.integration.conftest import OPTIONS
+from tests.conftest import MESH_OPTIONS
 from tests.integration.processes import serving
 from tests.integration.tiny_chat import TinyChat
 
@@ -24,7 +24,7 @@ def test_logs_of_a_run_hold_neither_prompt_nor_answer_nor_key(
 ) -> None:
     path = tmp_path / "keys.toml"
     key = add_key(path, Tenant("alice"))
-    options = ("--pp", "2", "--api-keys", str(path), "--log-level", "debug", *OPTIONS)
+    options = ("--pp", "2", "--api-keys", str(path), "--log-level", "debug", *MESH_OPTIONS)
     good = GenerationRequest(prompts=(PROMPT,), max_tokens=40, ignore_eos=True)
     bad = (
         GenerationRequest(prompts=(PROMPT,), stop=(PROMPT,) * 1000),

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.integration.conftest import OPTIONS
+from tests.conftest import MESH_OPTIONS
 from tests.integration.process_log import START_SECONDS
 from tests.integration.processes import COMMAND, leaving_no_child
 from tests.integration.tiny_chat import TinyChat
@@ -27,7 +27,7 @@ def test_serve_with_ranks_and_no_room_in_shared_memory_ends_naming_what_it_needs
     if subprocess.run((*SMALL_SHM, "true"), capture_output=True, check=False).returncode:
         pytest.skip("this system lets nobody mount in a namespace of their own")
     addresses = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0")
-    serve = ("serve", str(tiny_chat.model.folder), "--tp", "2", *OPTIONS, *addresses)
+    serve = ("serve", str(tiny_chat.model.folder), "--tp", "2", *MESH_OPTIONS, *addresses)
     with leaving_no_child():
         done = subprocess.run(
             (*SMALL_SHM, *COMMAND, *serve),

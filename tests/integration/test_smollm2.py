@@ -16,14 +16,19 @@ from tests.tiny_models import TinyModel
 pytestmark = [pytest.mark.integration, pytest.mark.smollm2]
 
 SPLITS = (
-    "--layers 30",
     "--layers 15,15",
-    "--layers 3,20,7",
-    "--layers 29,1",
-    "--layers 8,8,7,7",
-    # Three key/value heads: two ranks have shares of two and one.
-    "--pp 2 --tp 2",
-    "--tp 3",
+    *(
+        pytest.param(split, marks=pytest.mark.slow)
+        for split in (
+            "--layers 30",
+            "--layers 3,20,7",
+            "--layers 29,1",
+            "--layers 8,8,7,7",
+            # Three key/value heads: two ranks have shares of two and one.
+            "--pp 2 --tp 2",
+            "--tp 3",
+        )
+    ),
 )
 QUESTION = Chat((ChatMessage("user", "Give me three tips for staying healthy."),))
 ANSWER = (

@@ -17,8 +17,7 @@ from stagemesh import (
     StagemeshRpcError,
     TokenIds,
 )
-from tests.integration.processes import Mesh, serving
-from tests.integration.tiny_chat import TinyChat
+from tests.integration.processes import Mesh
 
 pytestmark = pytest.mark.integration
 
@@ -84,20 +83,15 @@ def test_structure_cut_by_max_tokens_is_a_beginning_of_one(pair: Mesh) -> None:
     assert '{"name":"'.startswith(answers.text()[:9])
 
 
-def test_structure_after_preemption_is_the_same(tiny_chat: TinyChat) -> None:
-    """A cache that is too small for all: sequences give their blocks up and are computed again."""
+def test_structure_after_preemption_is_the_same(preempting_pair: Mesh) -> None:
+    """Sequences lose their blocks to others and are computed again."""
     prompts = tuple(TokenIds(tuple(range(n, n + 40))) for n in range(5, 13))
-    folder = str(tiny_chat.model.folder)
-    tight = ("--max-model-len", "144", "--kv-memory", "160KiB", "--max-step-tokens", "64")
     output = JsonSchema(
         json.dumps({"type": "array", "items": {"enum": ["one", "two"]}, "minItems": 9})
     )
     request = replace(BASE, structured_output=output, max_tokens=90)
-    with serving(folder, "--pp", "2", *tight) as mesh:
-        together = mesh.ask(replace(request, prompts=prompts))
-        alone = [mesh.ask(replace(request, prompts=(prompt,))).text() for prompt in prompts]
-        mesh.assert_idle()
-        mesh.stop()
+    together = preempting_pair.ask(replace(request, prompts=prompts))
+    alone = [preempting_pair.ask(replace(request, prompts=(prompt,))).text() for prompt in prompts]
     assert [together.text(index) for index in range(len(prompts))] == alone
 
 

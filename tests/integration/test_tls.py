@@ -17,7 +17,7 @@ from runtime.rpc.channels import dial_blocking
 from runtime.rpc.tls import MeshTls, Role, trusting
 from stagemesh import Client, GenerationRequest, MeshState, StagemeshRpcError, TokenIds
 from stagemesh.certificates import NodeRequest, make_certificates
-from tests.integration.conftest import OPTIONS
+from tests.conftest import MESH_OPTIONS
 from tests.integration.processes import Mesh, run_command, serving, until
 from tests.integration.tiny_chat import TinyChat
 
@@ -45,7 +45,7 @@ def mesh(node: Path, tiny_chat: TinyChat) -> Iterator[Mesh]:
     api = ("--api-tls-cert", str(node / "coordinator.pem"))
     key = ("--api-tls-key", str(node / "coordinator.key"))
     folder = str(tiny_chat.model.folder)
-    with serving(folder, "--pp", "2", "--tls-dir", str(node), *api, *key, *OPTIONS) as running:
+    with serving(folder, "--pp", "2", "--tls-dir", str(node), *api, *key, *MESH_OPTIONS) as running:
         yield running
         running.stop()
 
