@@ -6,6 +6,7 @@ reading at scheduler.py; batching.py makes one step, policy.py is what a policy 
 """
 
 from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork
+from scheduler.cost_model.pipeline_model import StageEstimate
 from scheduler.cost_model.roofline_priors import guess_costs
 from scheduler.cost_model.stage_costs import StageCostModel
 from scheduler.limits import SchedulerLimits
@@ -15,7 +16,6 @@ from scheduler.observability.snapshot import (
     DecisionCounts,
     EfficiencyRatios,
     PolicySnapshot,
-    StageEstimate,
 )
 from scheduler.observability.stall_detector import NO_PROGRESS, Activity, Alarm, Watchdog
 from scheduler.policies import POLICY_NAMES, FixedPolicy, PolicyName, PolicyOptions, make_policy

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from scheduler.cost_model.stage_costs import StageCostModel
+from scheduler.cost_model.pipeline_model import StageEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,6 @@ class DecisionCounts:
     more_in_flight: int = 0
     fewer_in_flight: int = 0
     fallbacks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StageEstimate:
-    """One stage as its cost model sees it.
-
-    `safety` is the 0.9 quantile of measured over predicted seconds, `error` the recent mean of
-    their relative difference, `num_resets` how often the residuals jumped.
-    """
-
-    costs: StageCostModel
-    error: float
-    safety: float
-    num_records: int
-    num_resets: int
 
 
 @dataclass(frozen=True, slots=True)
