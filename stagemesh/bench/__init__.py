@@ -1,1 +1,1 @@
-"""Load on a running mesh, and what its clients saw of it: `stagemesh bench serve`."""
+"""The load test of a running mesh, `stagemesh bench serve`: workload, statistics, reports."""

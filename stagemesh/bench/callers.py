@@ -1,4 +1,4 @@
-"""Owns how a load test asks at either API; both note the same things of an answer."""
+"""Sends a load test's requests to the gRPC or the HTTP API, and records their timing."""
 
 import json
 import ssl
@@ -12,8 +12,8 @@ import httpx
 
 from runtime.protocol.inference_types import GenerationRequest, TokenIds
 from runtime.rpc.tls import trusting
-from stagemesh.bench.outcome import Outcome
-from stagemesh.bench.workload import Ask
+from stagemesh.bench.request_record import RequestRecord
+from stagemesh.bench.workload import BenchRequest
 from stagemesh.client.async_client import AsyncClient, key_metadata
 from stagemesh.client.rpc_error import StagemeshRpcError
 
@@ -22,25 +22,25 @@ Clock = Callable[[], float]
 
 
 class Caller(Protocol):
-    """One API, for as many requests at a time as one likes."""
+    """A client of one API, for any number of concurrent requests."""
 
     async def model(self) -> str:
-        """The name of the served model."""
+        """Returns the name of the served model."""
 
     async def token_ids(self, text: str) -> tuple[int, ...]:
-        """A text's tokens."""
+        """Returns the token ids of a text."""
 
-    async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
-        """Fills `outcome` with how the answer came; raises what the API's client does."""
+    async def send(self, request: BenchRequest, record: RequestRecord, clock: Clock) -> None:
+        """Sends one request and fills `record`; raises one of `CALL_ERRORS`."""
 
 
-# What a request may fail with: its API's error, told by `str()`.
+# The exceptions of a failed request; `str()` is the message.
 CALL_ERRORS = (StagemeshRpcError, httpx.HTTPError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class ApiAddress:
-    """Where to ask, HOST:PORT, and with what: a key, and whose certificates are believed."""
+class ApiTarget:
+    """The HOST:PORT of an API, its API key, and the CA certificates that verify it."""
 
     api: API
     target: str
@@ -50,9 +50,9 @@ class ApiAddress:
 
 @asynccontextmanager
 async def connect(
-    address: ApiAddress, timeout_seconds: float, *, ignore_eos: bool
+    address: ApiTarget, timeout_seconds: float, *, ignore_eos: bool
 ) -> AsyncIterator[Caller]:
-    """A caller at an API; raises `CertificateError`."""
+    """Connects to an API; raises `CertificateError`."""
     target, api_key, tls_ca = address.target, address.api_key, address.tls_ca
     tls = None if tls_ca is None else trusting(tls_ca)
     if address.api == "grpc":
@@ -72,45 +72,45 @@ async def connect(
 
 @dataclass(frozen=True, slots=True)
 class GrpcCaller:
-    """Asks by `Infer`."""
+    """Sends requests with the RPC `Infer`."""
 
     client: AsyncClient
     timeout_seconds: float
     ignore_eos: bool
 
     async def model(self) -> str:
-        """The first that is listed."""
+        """Returns the first listed model."""
         return (await self.client.models())[0].name
 
     async def token_ids(self, text: str) -> tuple[int, ...]:
-        """By `Tokenize`."""
+        """Uses the RPC `Tokenize`."""
         return await self.client.tokenize(text)
 
-    async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
-        """One call."""
-        prompt = ask.prompt if isinstance(ask.prompt, str) else TokenIds(ask.prompt)
-        request = GenerationRequest(
-            prompts=(prompt,), max_tokens=ask.max_tokens, ignore_eos=self.ignore_eos
+    async def send(self, request: BenchRequest, record: RequestRecord, clock: Clock) -> None:
+        """Streams one answer."""
+        prompt = request.prompt if isinstance(request.prompt, str) else TokenIds(request.prompt)
+        generation = GenerationRequest(
+            prompts=(prompt,), max_tokens=request.max_tokens, ignore_eos=self.ignore_eos
         )
-        updates = self.client.infer(request, timeout_seconds=self.timeout_seconds)
+        updates = self.client.infer(generation, timeout_seconds=self.timeout_seconds)
         async with aclosing(updates):
             async for update in updates:
                 if update.tokens:
-                    outcome.arrivals.append(clock())
+                    record.arrivals.append(clock())
                 if update.usage is not None:
-                    outcome.num_input_tokens = update.usage.prompt_tokens
-                    outcome.num_output_tokens = update.usage.completion_tokens
+                    record.num_input_tokens = update.usage.prompt_tokens
+                    record.num_output_tokens = update.usage.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCaller:
-    """Asks by `/v1/completions`, streamed, as any server that speaks OpenAI's API can be asked."""
+    """Streams from `/v1/completions`, which other servers with OpenAI's API also have."""
 
     http: httpx.AsyncClient
     ignore_eos: bool
 
     async def model(self) -> str:
-        """The first that is listed."""
+        """Returns the first listed model."""
         response = await self.http.get("/v1/models")
         try:
             return str(_checked(response)["data"][0]["id"])
@@ -118,19 +118,19 @@ class HttpCaller:
             raise ValueError(f"{response.request.url} lists no model") from None
 
     async def token_ids(self, text: str) -> tuple[int, ...]:
-        """By `/tokenize`."""
+        """Uses `/tokenize`."""
         response = await self.http.post("/tokenize", json={"prompt": text})
         tokens = _checked(response).get("tokens")
         if not isinstance(tokens, list) or not tokens:
-            problem = "tells no tokens to draw random prompts from; name a file with --prompts"
+            problem = "returns no tokens for random prompts; give a file with --prompts"
             raise ValueError(f"{response.request.url} {problem}")
         return tuple(tokens)
 
-    async def ask(self, ask: Ask, outcome: Outcome, clock: Clock) -> None:
-        """One call; raises ValueError for what the API says is wrong."""
+    async def send(self, request: BenchRequest, record: RequestRecord, clock: Clock) -> None:
+        """Streams one answer; raises ValueError for an error that the API reports."""
         body = {
-            "prompt": ask.prompt,
-            "max_tokens": ask.max_tokens,
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -142,25 +142,25 @@ class HttpCaller:
                 _checked(response)
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
-                    _take(json.loads(line.removeprefix("data: ")), outcome, clock())
+                    _record_event(json.loads(line.removeprefix("data: ")), record, clock())
                 elif line == "data: [DONE]":
                     return
-        raise ValueError("the answer was cut off")
+        raise ValueError("the answer ended early")
 
 
-def _take(event: dict[str, Any], outcome: Outcome, now: float) -> None:
+def _record_event(event: dict[str, Any], record: RequestRecord, now: float) -> None:
     if "error" in event:
         raise ValueError(event["error"]["message"])
-    # A token that stops an answer, or is held back, brings an event without text, or none.
+    # A stop token, or text held back for stop strings, causes an event without text or none.
     if event["choices"]:
-        outcome.arrivals.append(now)
+        record.arrivals.append(now)
     if usage := event.get("usage"):
-        outcome.num_input_tokens = usage["prompt_tokens"]
-        outcome.num_output_tokens = usage["completion_tokens"]
+        record.num_input_tokens = usage["prompt_tokens"]
+        record.num_output_tokens = usage["completion_tokens"]
 
 
 def _checked(response: httpx.Response) -> Any:
-    """The body of a good answer; ValueError tells a bad one, also of a server that is not ours."""
+    """The JSON object of a response; ValueError for an error, also of other servers."""
     try:
         body = response.json()
     except ValueError:
@@ -170,5 +170,5 @@ def _checked(response: httpx.Response) -> Any:
         message = error.get("message") if isinstance(error, dict) else None
         raise ValueError(message or f"{response.request.url}: HTTP status {response.status_code}")
     if not isinstance(body, dict):
-        raise ValueError(f"{response.request.url}: the answer is no JSON object")
+        raise ValueError(f"{response.request.url}: the response is not a JSON object")
     return body

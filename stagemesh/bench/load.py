@@ -1,4 +1,4 @@
-"""Owns the run of a load test: who is sent when, how many at a time, and what is noted."""
+"""Sends the requests of a load test at their times, with bounded concurrency."""
 
 import asyncio
 import time
@@ -6,54 +6,54 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stagemesh.bench.callers import CALL_ERRORS, Caller
-from stagemesh.bench.outcome import Outcome
-from stagemesh.bench.workload import Ask
+from stagemesh.bench.request_record import RequestRecord
+from stagemesh.bench.workload import BenchRequest
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """All requests of a load, in the order in which they were to be sent."""
+    """The records of all requests, in order of their scheduled times."""
 
-    outcomes: list[Outcome]
+    records: list[RequestRecord]
     duration_seconds: float
 
 
 async def run_load(
     caller: Caller,
-    asks: Sequence[Ask],
+    requests: Sequence[BenchRequest],
     send_at: Sequence[float],
     max_concurrency: int | None,
     on_done: Callable[[int], None],
 ) -> LoadResult:
-    """Sends `asks` at their moments, no more than `max_concurrency` at a time.
+    """Sends `requests` at the seconds `send_at`, at most `max_concurrency` at a time.
 
-    A request that has to wait for its turn is sent later; its times count from when it is sent.
-    `on_done` is told how many have ended.
+    A request above this limit waits; its latency starts when it is sent. `on_done` receives the
+    number of finished requests.
     """
     started = time.perf_counter()
-    turns = asyncio.Semaphore(max_concurrency or len(asks))
-    outcomes: list[Outcome | None] = [None] * len(asks)
+    slots = asyncio.Semaphore(max_concurrency or len(requests))
+    records: list[RequestRecord | None] = [None] * len(requests)
     num_done = 0
 
     def clock() -> float:
         return time.perf_counter() - started
 
-    async def one(index: int) -> None:
+    async def send(index: int) -> None:
         nonlocal num_done
-        async with turns:
-            outcome = outcomes[index] = Outcome(clock())
+        async with slots:
+            record = records[index] = RequestRecord(clock())
             try:
-                await caller.ask(asks[index], outcome, clock)
-                if not outcome.arrivals:
-                    outcome.error = "the answer had no token"
+                await caller.send(requests[index], record, clock)
+                if not record.arrivals:
+                    record.error = "the answer had no token"
             except CALL_ERRORS as error:
-                outcome.error = str(error) or type(error).__name__
-            outcome.ended_at = clock()
+                record.error = str(error) or type(error).__name__
+            record.ended_at = clock()
         num_done += 1
         on_done(num_done)
 
     async with asyncio.TaskGroup() as tasks:
-        for index, moment in enumerate(send_at):
-            await asyncio.sleep(max(0.0, moment - clock()))
-            tasks.create_task(one(index))
-    return LoadResult([outcome for outcome in outcomes if outcome is not None], clock())
+        for index, seconds in enumerate(send_at):
+            await asyncio.sleep(max(0.0, seconds - clock()))
+            tasks.create_task(send(index))
+    return LoadResult([record for record in records if record is not None], clock())

@@ -1,4 +1,4 @@
-"""Owns one load test from its settings to its report."""
+"""Runs one load test: prepares the requests, sends them, and writes the reports."""
 
 import json
 import sys
@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import RequestsFailedError
-from stagemesh.bench.callers import API, CALL_ERRORS, ApiAddress, Caller, connect
-from stagemesh.bench.figures import summarize
+from stagemesh.bench.callers import API, CALL_ERRORS, ApiTarget, Caller, connect
 from stagemesh.bench.load import LoadResult, run_load
-from stagemesh.bench.report import Load, as_json, as_text, draw
-from stagemesh.bench.workload import POOL_TEXT, Ask, random_asks, read_asks, send_times
+from stagemesh.bench.report import LoadSettings, as_json, as_text, draw
+from stagemesh.bench.statistics import summarize
+from stagemesh.bench.workload import (
+    POOL_TEXT,
+    BenchRequest,
+    random_requests,
+    read_requests,
+    send_times,
+)
 from stagemesh.client.rpc_error import StagemeshRpcError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """What to ask, where, and how; `prompts` None draws them at random."""
+class LoadTest:
+    """The options of a load test; `prompts` None generates random prompts."""
 
     api: API
     target: str
@@ -36,39 +42,41 @@ class Session:
     seed: int
     timeout_seconds: float
 
-    async def run(self, on_done: Callable[[int], None]) -> tuple[Load, LoadResult]:
-        """Asks everything; raises StagemeshRpcError where the API does not even say its model."""
-        address = ApiAddress(self.api, self.target, self.api_key, self.tls_ca)
+    async def run(self, on_done: Callable[[int], None]) -> tuple[LoadSettings, LoadResult]:
+        """Sends all requests; raises StagemeshRpcError if the API does not report its model."""
+        address = ApiTarget(self.api, self.target, self.api_key, self.tls_ca)
         async with connect(address, self.timeout_seconds, ignore_eos=self.ignore_eos) as caller:
-            model, asks = await self._prepare(caller)
+            model, requests = await self._prepare(caller)
             for _ in range(self.num_warmups):
-                await run_load(caller, asks[:1], [0.0], None, lambda done: None)
-            moments = send_times(len(asks), self.request_rate, self.burstiness, self.seed)
-            result = await run_load(caller, asks, moments, self.max_concurrency, on_done)
+                await run_load(caller, requests[:1], [0.0], None, lambda done: None)
+            send_at = send_times(len(requests), self.request_rate, self.burstiness, self.seed)
+            result = await run_load(caller, requests, send_at, self.max_concurrency, on_done)
         return self._load(model), result
 
-    async def _prepare(self, caller: Caller) -> tuple[str, list[Ask]]:
-        asks = []
+    async def _prepare(self, caller: Caller) -> tuple[str, list[BenchRequest]]:
+        requests = []
         if self.prompts is not None:
-            asks = read_asks(self.prompts, self.num_prompts, self.output_len)
+            requests = read_requests(self.prompts, self.num_prompts, self.output_len)
         try:
             model = await caller.model()
-            if asks:
-                return model, asks
+            if requests:
+                return model, requests
             pool = await caller.token_ids(POOL_TEXT)
         except StagemeshRpcError:
             raise
         except CALL_ERRORS as error:
             problem = (
                 f"no HTTP API answers at {self.target}: {str(error) or type(error).__name__}; "
-                "give --target its HOST:PORT, whose port is 8000 by default"
+                "set --target to its HOST:PORT, by default port 8000"
             )
             raise StagemeshRpcError("unreachable", "UNAVAILABLE", problem) from None
-        asks = random_asks(pool, self.num_prompts, self.input_len, self.output_len, self.seed)
-        return model, asks
+        requests = random_requests(
+            pool, self.num_prompts, self.input_len, self.output_len, self.seed
+        )
+        return model, requests
 
-    def _load(self, model: str) -> Load:
-        return Load(
+    def _load(self, model: str) -> LoadSettings:
+        return LoadSettings(
             model,
             self.num_prompts,
             self.request_rate,
@@ -78,16 +86,16 @@ class Session:
         )
 
 
-def tell(load: Load, result: LoadResult, save: Path | None, plot: Path | None) -> None:
-    """Prints and writes the report; raises `RequestsFailedError` if there were such."""
-    figures = summarize(result, load.targets)
-    sys.stdout.write(as_text(load, figures) + "\n")
+def report(load: LoadSettings, result: LoadResult, save: Path | None, plot: Path | None) -> None:
+    """Prints and writes the report; raises `RequestsFailedError` if any request failed."""
+    statistics = summarize(result, load.targets)
+    sys.stdout.write(as_text(load, statistics) + "\n")
     if save is not None:
-        save.write_text(json.dumps(as_json(load, figures, result), indent=2) + "\n")
+        save.write_text(json.dumps(as_json(load, statistics, result), indent=2) + "\n")
     if plot is not None:
         draw(load, result, plot)
-    if figures.num_failed:
-        first = next(outcome.error for outcome in result.outcomes if outcome.error)
+    if statistics.num_failed:
+        first = next(record.error for record in result.records if record.error)
         raise RequestsFailedError(
-            num_failed=figures.num_failed, num_requests=load.num_prompts, first=first
+            num_failed=statistics.num_failed, num_requests=load.num_prompts, first=first
         )

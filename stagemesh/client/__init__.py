@@ -1,1 +1,1 @@
-"""The Python client: requests, streamed updates, the mesh's state."""
+"""Connects Python programs to a mesh: requests, streamed answers, the mesh's state."""

@@ -1,7 +1,7 @@
-"""Owns the asynchronous client of a mesh's API.
+"""The asynchronous client of a mesh's gRPC API.
 
-A client generates text and asks for the mesh's state. Every call takes a deadline, failures are
-`StagemeshRpcError`, and leaving an `infer` loop cancels its call on the server.
+Every call takes a deadline and raises `StagemeshRpcError` on failure. Leaving an `infer` loop
+cancels the call on the server.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ from stagemesh.client.rpc_error import rpc_error
 from stagemesh.client.state import MeshState, state_from_proto
 
 DEFAULT_TARGET: Final = "127.0.0.1:50050"
-# The coordinator's API for workers, which answers operators, too.
+# The coordinator's address for workers and for operators' commands.
 DEFAULT_MESH: Final = "127.0.0.1:50051"
 CALL_TIMEOUT_SECONDS: Final = 5.0
-# What a drain may take beyond its grace time: the end of an epoch, and of what loads.
+# The time of a drain beyond its grace time: the epoch ends, and loading is cancelled.
 DRAIN_SLACK_SECONDS: Final = 60.0
 
-Answer = TypeVar("Answer")
+ResponseT = TypeVar("ResponseT")
 UpdateCall = grpc.aio.UnaryStreamCall[inference_pb2.InferRequest, inference_pb2.InferResponse]
 Metadata = tuple[tuple[str, str], ...]
 
 
 class AsyncClient:
-    """A connection to one mesh, for asyncio programs; use it as `async with`.
+    """A connection to one mesh, for asyncio programs; use it as an async context manager.
 
     async with AsyncClient("127.0.0.1:50050") as client:
         async for update in client.infer(GenerationRequest(prompts=("Once upon",))):
@@ -61,7 +61,10 @@ class AsyncClient:
         tls: ChannelTls | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """`tls` is for an API with a certificate: `trusting(Path("ca.pem"))`."""
+        """`tls` is for APIs with a certificate, such as `trusting(Path("ca.pem"))`.
+
+        Failed generations are retried for `retry_seconds`, as `retry.py` describes.
+        """
         self.target = target
         self._retry_seconds = retry_seconds
         self._metadata = key_metadata(api_key)
@@ -81,16 +84,15 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection and every call on it."""
+        """Closes the connection and cancels its calls."""
         await self._channel.close()
 
     async def infer(
         self, request: GenerationRequest, *, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Update, None]:
-        """Streams the updates of all prompts as they come; they carry their prompt's index.
+        """Streams the updates of all prompts as they arrive, each with its prompt's index.
 
-        A server that goes away or has no room before the first of them is asked again, as
-        `retry.py` says.
+        `timeout_seconds` covers all attempts. Raises `StagemeshRpcError`.
         """
         attempts = Attempts(timeout_seconds, self._retry_seconds)
         message = identified(request)
@@ -102,7 +104,7 @@ class AsyncClient:
     async def generate(
         self, request: GenerationRequest, *, timeout_seconds: float | None = None
     ) -> tuple[Completion, ...]:
-        """The whole answers of a request, by prompt and choice."""
+        """Returns the complete answers of a request, ordered by prompt and choice."""
         stream = self.infer(request, timeout_seconds=timeout_seconds)
         return complete([update async for update in stream])
 
@@ -113,10 +115,10 @@ class AsyncClient:
         max_concurrency: int = 16,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[tuple[Completion, ...], None]:
-        """The whole answers of many requests, in their order, so many of them under way at a time.
+        """Yields the complete answers of many requests in order, `max_concurrency` at a time.
 
-        The first that fails raises, and leaving the loop cancels all that are under way; each has
-        `timeout_seconds` from its start.
+        Each request has `timeout_seconds` from its start. The first failure raises; a failure, or
+        leaving the loop, cancels all running requests.
         """
         running: deque[tuple[UpdateCall, AsyncGenerator[Update, None]]] = deque()
         try:
@@ -136,7 +138,7 @@ class AsyncClient:
                 call.cancel()
 
     def _begin(self, message: inference_pb2.InferRequest, attempts: Attempts) -> UpdateCall:
-        """A call, which is under way from here on."""
+        """Starts a call."""
         return self._inference.Infer(
             message, timeout=attempts.timeout_seconds, metadata=self._metadata
         )
@@ -164,9 +166,9 @@ class AsyncClient:
             call = self._begin(message, attempts)
 
     async def state(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshState:
-        """What the mesh is doing now."""
+        """Returns the state of the mesh."""
         request = mesh_pb2.GetStateRequest()
-        message = await self._answer(
+        message = await self._call(
             self._operations.GetState(request, timeout=timeout_seconds, metadata=self._metadata)
         )
         return state_from_proto(message)
@@ -174,9 +176,9 @@ class AsyncClient:
     async def tokenize(
         self, prompt: Prompt, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> tuple[int, ...]:
-        """The tokens of a prompt, as a generation would read it."""
+        """Returns the token ids of a prompt, as in a generation."""
         request = inference_pb2.TokenizeRequest(prompt=prompt_to_proto(prompt))
-        message = await self._answer(
+        message = await self._call(
             self._inference.Tokenize(request, timeout=timeout_seconds, metadata=self._metadata)
         )
         return tuple(message.token_ids)
@@ -184,17 +186,17 @@ class AsyncClient:
     async def detokenize(
         self, token_ids: Sequence[int], *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> str:
-        """The text of tokens, special ones left out."""
+        """Returns the text of tokens without special tokens."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
-        message = await self._answer(
+        message = await self._call(
             self._inference.Detokenize(request, timeout=timeout_seconds, metadata=self._metadata)
         )
         return message.text
 
     async def models(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> tuple[Model, ...]:
-        """What is served."""
+        """Returns the served models."""
         request = inference_pb2.ListModelsRequest()
-        message = await self._answer(
+        message = await self._call(
             self._inference.ListModels(request, timeout=timeout_seconds, metadata=self._metadata)
         )
         return models_from_proto(message)
@@ -202,26 +204,27 @@ class AsyncClient:
     async def cancel(
         self, request_id: str, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> int:
-        """Ends the requests of that id, at whichever API they came in; how many there were."""
+        """Cancels the requests with this id, of either API; returns their number."""
         request = inference_pb2.CancelRequest(request_id=request_id)
-        message = await self._answer(
+        message = await self._call(
             self._inference.Cancel(request, timeout=timeout_seconds, metadata=self._metadata)
         )
         return message.num_cancelled
 
-    async def drain(self, who: str, *, grace_seconds: float = 30.0) -> tuple[str, ...]:
-        """Has a worker or a replica leave; the addresses of the workers that left.
+    async def drain(self, target: str, *, grace_seconds: float = 30.0) -> tuple[str, ...]:
+        """Removes a worker (address or id) or a replica (number) from the mesh without loss.
 
-        Only the coordinator's mesh address does that.
+        Returns the addresses of the workers that left. Only the coordinator's mesh address accepts
+        this call.
         """
-        request = mesh_pb2.DrainRequest(target=who, grace_seconds=grace_seconds)
+        request = mesh_pb2.DrainRequest(target=target, grace_seconds=grace_seconds)
         timeout_seconds = grace_seconds + DRAIN_SLACK_SECONDS
-        message = await self._answer(
+        message = await self._call(
             self._operations.Drain(request, timeout=timeout_seconds, metadata=self._metadata)
         )
         return tuple(message.workers)
 
-    async def _answer(self, call: Awaitable[Answer]) -> Answer:
+    async def _call(self, call: Awaitable[ResponseT]) -> ResponseT:
         try:
             return await call
         except grpc.RpcError as error:
@@ -229,15 +232,15 @@ class AsyncClient:
 
 
 def identified(request: GenerationRequest) -> inference_pb2.InferRequest:
-    """The request under an id, which all tries share."""
+    """The message of `request`, with an id that all attempts share."""
     return request_to_proto(replace(request, request_id=request.request_id or uuid4().hex))
 
 
 def key_metadata(api_key: str | None) -> Metadata:
-    """What tells an API whose call it is; raises `InvalidRequestError` for what can be no key."""
+    """The authorization header; raises `InvalidRequestError` for an impossible key."""
     if not api_key:
         return ()
     if not (api_key.isascii() and api_key.isprintable()):
-        problem = "it has other characters than the keys that `stagemesh keys add` prints"
+        problem = "it has invalid characters; copy the key that `stagemesh keys add` printed"
         raise InvalidRequestError(field="api_key", problem=problem)
     return (("authorization", f"Bearer {api_key}"),)

@@ -1,4 +1,4 @@
-"""Owns whole answers: what the updates of one request add up to."""
+"""Assembles complete answers from the streamed updates of a request."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from runtime.protocol.inference_types import (
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One whole answer: the `choice`-th of the prompt at `index`."""
+    """A complete answer: choice number `choice` of the prompt at `index`, both from 0."""
 
     index: int
     choice: int
@@ -29,7 +29,7 @@ class Completion:
 
 
 def complete(updates: Iterable[Update]) -> tuple[Completion, ...]:
-    """All answers of one request, by prompt and choice."""
+    """Returns the answers of one request, ordered by prompt and choice."""
     answers: dict[tuple[int, int], list[Update]] = {}
     for update in updates:
         answers.setdefault((update.index, update.choice), []).append(update)

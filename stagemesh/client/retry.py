@@ -1,12 +1,12 @@
-"""Owns when a generation that failed is asked for again: only if that cannot give anything twice.
+"""Decides whether and when a failed generation is retried.
 
-Only while nothing of the answer has come, and always under the same request id:
+A retry keeps the request id, and happens only before the first update of an answer:
 
-- a server that was there and went away, as one that restarts does, is asked again; one that never
-  was there is not waited for;
-- a server that has no room now is asked again when it says so (`RetryInfo`), and not before.
+- if the server was reached and then became unreachable, such as during its restart; a server that
+  never answered is not retried;
+- if the server rejected the request for lack of capacity and sent a delay (`RetryInfo`).
 
-All else is final: a refusal that stays one, and a failure that the request itself may have caused.
+Every other failure is final: the request may have caused it, or would be rejected again.
 """
 
 import random
@@ -19,14 +19,14 @@ from stagemesh.client.rpc_error import StagemeshRpcError
 
 RETRY_SECONDS: Final = 30.0
 _BACKOFF: Final = Backoff(first_seconds=0.1, max_seconds=2.0)
-# The server is gone, or says that it goes.
-_GONE: Final = ("unreachable", "shutting_down")
-# What refuses a request that has cost nothing yet, and may have room for it later.
-_NO_ROOM: Final = "RESOURCE_EXHAUSTED"
+# Error codes of a server that stopped or is stopping.
+_STOPPED_CODES: Final = ("unreachable", "shutting_down")
+# The gRPC status of a rejection for lack of capacity.
+_NO_CAPACITY: Final = "RESOURCE_EXHAUSTED"
 
 
 class Attempts:
-    """The tries of one generation; its deadline is that of all of them together."""
+    """The attempts of one generation; all of them share one deadline."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Attempts:
         retry_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`retry_seconds` is how long to go on after the first failure; 0: not at all."""
+        """Retries end `retry_seconds` after the first failure; 0 disables them."""
         self._clock = clock
         self._deadline = None if timeout_seconds is None else clock() + timeout_seconds
         self._retry_seconds = retry_seconds
@@ -45,21 +45,21 @@ class Attempts:
 
     @property
     def timeout_seconds(self) -> float | None:
-        """What is left of the deadline."""
+        """Seconds until the deadline; None without a deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def pause_after(
         self, error: StagemeshRpcError, *, was_reached: bool, has_updates: bool
     ) -> float:
-        """Seconds to wait before the next try; raises `error` if there is none.
+        """Seconds to wait before the next attempt; raises `error` if it is final.
 
-        `was_reached` says that a server took the call.
+        `was_reached`: a server accepted the call. `has_updates`: the answer had started.
         """
         now = self._clock()
         self._was_reached |= was_reached
         if self._give_up_at is None:
             self._give_up_at = now + self._retry_seconds
-        if has_updates or not self._may_pass(error):
+        if has_updates or not self._is_transient(error):
             raise error
         # The jitter separates clients that got the same `retry_after_seconds`.
         pause_seconds = _BACKOFF.pause_seconds(self._num_failures, self._jitter)
@@ -70,7 +70,7 @@ class Attempts:
             raise error
         return pause_seconds
 
-    def _may_pass(self, error: StagemeshRpcError) -> bool:
-        if error.code in _GONE:
+    def _is_transient(self, error: StagemeshRpcError) -> bool:
+        if error.code in _STOPPED_CODES:
             return self._was_reached
-        return error.status == _NO_ROOM and error.retry_after_seconds is not None
+        return error.status == _NO_CAPACITY and error.retry_after_seconds is not None

@@ -1,4 +1,4 @@
-"""Owns what a failed call means to a client: one exception with a stable code."""
+"""Converts a failed gRPC call into one exception with a stable code and a helpful message."""
 
 from typing import Final
 
@@ -10,15 +10,15 @@ from runtime.rpc.error_details import retry_after_seconds
 from runtime.rpc.wrong_endpoint import WrongEndpoint, find_wrong_endpoint
 
 _API_HINT: Final = (
-    "give --target the coordinator's gRPC API, whose port is 50050 by default; `drain` asks at "
-    "its --mesh address, port 50051"
+    "set --target to the coordinator's gRPC API, by default port 50050, or for `drain` to its "
+    "--mesh address, by default port 50051"
 )
 _WRONG_ENDPOINT_HINTS: Final = {
     WrongEndpoint.HTTP: _API_HINT,
     WrongEndpoint.OTHER_SERVICE: _API_HINT,
-    WrongEndpoint.NO_TLS: "leave --tls-ca and --tls-dir out, or give --target another address",
+    WrongEndpoint.NO_TLS: "omit --tls-ca and --tls-dir, or set --target to another address",
     WrongEndpoint.HANGS_UP: (
-        "give --tls-ca if it is an API with a certificate, --tls-dir if it is a link of the mesh"
+        "set --tls-ca for an API with a certificate, or --tls-dir for a --mesh or worker address"
     ),
 }
 
@@ -26,9 +26,9 @@ _WRONG_ENDPOINT_HINTS: Final = {
 class StagemeshRpcError(Exception):
     """Raised when a call fails.
 
-    `code` is the server's stable word (`prompt_too_long`, `queue_full`, ...) or `unreachable`
-    when no server answered; `status` is the gRPC status name; `retry_after_seconds` is when the
-    server says that the same call may work, if it does; `str()` is for people.
+    `code` is stable: the server's code (`prompt_too_long`, `queue_full`, ...), or `unreachable`
+    if no server answered. `status` is the name of the gRPC status. `retry_after_seconds` is the
+    server's proposed delay before a retry, or None. `str()` is the message for people.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class StagemeshRpcError(Exception):
 
 
 def rpc_error(error: grpc.RpcError, target: str, *, is_quick: bool = False) -> StagemeshRpcError:
-    """What a failed call means to its caller; a mesh answers one that `is_quick` at once."""
-    # gRPC's own classes promise less than both its kinds of call errors keep.
+    """Converts `error`; `is_quick` marks calls that a mesh answers at once, so not generations."""
+    # Both kinds of call errors have the attributes of a call, which grpc.RpcError lacks.
     assert isinstance(error, grpc.aio.AioRpcError | grpc.Call)
     code, message = error_from_rpc(error)
     status = error.code().name
@@ -54,12 +54,12 @@ def rpc_error(error: grpc.RpcError, target: str, *, is_quick: bool = False) -> S
         code = "unreachable"
         message = (
             f"no mesh answers at {target}: start one with `stagemesh serve MODEL`, "
-            f"or name another with --target ({message})"
+            f"or set --target to a running one ({message})"
         )
     elif code == "deadline_exceeded":
-        message = "the deadline passed before the answer was complete; allow more time"
+        message = "the deadline passed before the answer was complete; set a longer timeout"
         if is_quick:
-            message = f"{target} takes connections but did not answer in time; see what is there"
+            message = f"{target} accepts connections but did not answer in time; check its process"
     elif code == "invalid_api_key":
-        message = f"{message} (--api-key, or STAGEMESH_API_KEY in the environment)"
+        message = f"{message} (set --api-key, or STAGEMESH_API_KEY in the environment)"
     return StagemeshRpcError(code, status, message, retry_after_seconds(details_from_rpc(error)))

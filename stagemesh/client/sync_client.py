@@ -1,7 +1,6 @@
-"""Owns the blocking client of a mesh's API, for programs without an event loop.
+"""The blocking client of a mesh's gRPC API, with the methods of `async_client`.
 
-It says and hears what `stagemesh.client` does. The generated stubs are typed for asyncio alone, so
-it names the two methods itself.
+The generated stubs are typed for asyncio only, so this module names the RPCs itself.
 """
 
 import time
@@ -33,11 +32,11 @@ from stagemesh.client.retry import RETRY_SECONDS, Attempts
 from stagemesh.client.rpc_error import rpc_error
 from stagemesh.client.state import MeshState, state_from_proto
 
-Answer = TypeVar("Answer", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class UpdateCall(Protocol):
-    """A call of `Infer`, as grpcio makes it."""
+    """A running call of `Infer`, as returned by grpcio."""
 
     def __iter__(self) -> Iterator[inference_pb2.InferResponse]: ...
 
@@ -47,7 +46,7 @@ class UpdateCall(Protocol):
 
 
 class Client:
-    """A connection to one mesh, for programs without an event loop; use it as `with`."""
+    """A connection to one mesh, for programs without an event loop; use it as a context manager."""
 
     def __init__(
         self,
@@ -57,7 +56,10 @@ class Client:
         tls: ChannelTls | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """`tls` is for an API with a certificate: `trusting(Path("ca.pem"))`."""
+        """`tls` is for APIs with a certificate, such as `trusting(Path("ca.pem"))`.
+
+        Failed generations are retried for `retry_seconds`, as `retry.py` describes.
+        """
         self.target = target
         self._retry_seconds = retry_seconds
         self._metadata = key_metadata(api_key)
@@ -80,16 +82,15 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection and every call on it."""
+        """Closes the connection and cancels its calls."""
         self._channel.close()
 
     def infer(
         self, request: GenerationRequest, *, timeout_seconds: float | None = None
     ) -> Generator[Update, None, None]:
-        """Streams the updates of all prompts as they come; they carry their prompt's index.
+        """Streams the updates of all prompts as they arrive, each with its prompt's index.
 
-        A server that goes away or has no room before the first of them is asked again, as
-        `retry.py` says.
+        `timeout_seconds` covers all attempts. Raises `StagemeshRpcError`.
         """
         attempts = Attempts(timeout_seconds, self._retry_seconds)
         message = identified(request)
@@ -99,7 +100,7 @@ class Client:
     def generate(
         self, request: GenerationRequest, *, timeout_seconds: float | None = None
     ) -> tuple[Completion, ...]:
-        """The whole answers of a request, by prompt and choice."""
+        """Returns the complete answers of a request, ordered by prompt and choice."""
         stream = self.infer(request, timeout_seconds=timeout_seconds)
         return complete(stream)
 
@@ -110,10 +111,10 @@ class Client:
         max_concurrency: int = 16,
         timeout_seconds: float | None = None,
     ) -> Generator[tuple[Completion, ...], None, None]:
-        """The whole answers of many requests, in their order, so many of them under way at a time.
+        """Yields the complete answers of many requests in order, `max_concurrency` at a time.
 
-        The first that fails raises, and leaving the loop cancels all that are under way; each has
-        `timeout_seconds` from its start.
+        Each request has `timeout_seconds` from its start. The first failure raises; a failure, or
+        leaving the loop, cancels all running requests.
         """
         running: deque[tuple[UpdateCall, Generator[Update, None, None]]] = deque()
         try:
@@ -133,7 +134,7 @@ class Client:
                 call.cancel()
 
     def _begin(self, message: inference_pb2.InferRequest, attempts: Attempts) -> UpdateCall:
-        """A call, which is under way from here on."""
+        """Starts a call."""
         return self._infer(message, timeout=attempts.timeout_seconds, metadata=self._metadata)
 
     def _updates(
@@ -159,7 +160,7 @@ class Client:
             call = self._begin(message, attempts)
 
     def state(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> MeshState:
-        """What the mesh is doing now."""
+        """Returns the state of the mesh."""
         request = mesh_pb2.GetStateRequest()
         method = "Operations/GetState"
         message = self._call(method, request, mesh_pb2.GetStateResponse, timeout_seconds)
@@ -168,7 +169,7 @@ class Client:
     def tokenize(
         self, prompt: Prompt, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> tuple[int, ...]:
-        """The tokens of a prompt, as a generation would read it."""
+        """Returns the token ids of a prompt, as in a generation."""
         request = inference_pb2.TokenizeRequest(prompt=prompt_to_proto(prompt))
         method = "Inference/Tokenize"
         message = self._call(method, request, inference_pb2.TokenizeResponse, timeout_seconds)
@@ -177,42 +178,43 @@ class Client:
     def detokenize(
         self, token_ids: Sequence[int], *, timeout_seconds: float = CALL_TIMEOUT_SECONDS
     ) -> str:
-        """The text of tokens, special ones left out."""
+        """Returns the text of tokens without special tokens."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
         method = "Inference/Detokenize"
         message = self._call(method, request, inference_pb2.DetokenizeResponse, timeout_seconds)
         return message.text
 
     def models(self, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> tuple[Model, ...]:
-        """What is served."""
+        """Returns the served models."""
         request = inference_pb2.ListModelsRequest()
         method = "Inference/ListModels"
         message = self._call(method, request, inference_pb2.ListModelsResponse, timeout_seconds)
         return models_from_proto(message)
 
     def cancel(self, request_id: str, *, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> int:
-        """Ends the requests of that id, at whichever API they came in; how many there were."""
+        """Cancels the requests with this id, of either API; returns their number."""
         request = inference_pb2.CancelRequest(request_id=request_id)
         method = "Inference/Cancel"
         message = self._call(method, request, inference_pb2.CancelResponse, timeout_seconds)
         return message.num_cancelled
 
-    def drain(self, who: str, *, grace_seconds: float = 30.0) -> tuple[str, ...]:
-        """Has a worker or a replica leave; the addresses of the workers that left.
+    def drain(self, target: str, *, grace_seconds: float = 30.0) -> tuple[str, ...]:
+        """Removes a worker (address or id) or a replica (number) from the mesh without loss.
 
-        Only the coordinator's mesh address does that.
+        Returns the addresses of the workers that left. Only the coordinator's mesh address accepts
+        this call.
         """
-        request = mesh_pb2.DrainRequest(target=who, grace_seconds=grace_seconds)
+        request = mesh_pb2.DrainRequest(target=target, grace_seconds=grace_seconds)
         timeout_seconds = grace_seconds + DRAIN_SLACK_SECONDS
         method = "Operations/Drain"
         message = self._call(method, request, mesh_pb2.DrainResponse, timeout_seconds)
         return tuple(message.workers)
 
     def _call(
-        self, method: str, request: Message, answer: type[Answer], timeout_seconds: float
-    ) -> Answer:
+        self, method: str, request: Message, response: type[ResponseT], timeout_seconds: float
+    ) -> ResponseT:
         call = self._channel.unary_unary(
-            f"/stagemesh.v1.{method}", type(request).SerializeToString, answer.FromString
+            f"/stagemesh.v1.{method}", type(request).SerializeToString, response.FromString
         )
         try:
             return call(request, timeout=timeout_seconds, metadata=self._metadata)

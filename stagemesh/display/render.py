@@ -1,7 +1,4 @@
-"""Owns how a mesh's state looks on a terminal: tables and one-line summaries, made with rich.
-
-It takes snapshots and prints nothing.
-"""
+"""Renders a mesh's state for terminals: rich tables and one-line summaries. Prints nothing."""
 
 import os
 import sys
@@ -17,17 +14,17 @@ from stagemesh.client.state import MeshState, ReplicaState, WorkerState
 from stagemesh.units import format_seconds, format_size
 
 FILE_COLUMNS = 160
-"""How wide tables are in a file or a pipe, where names are looked for and should be in a piece."""
+"""Width of tables in a file or a pipe, where names must not be wrapped."""
 
 
 def output_console() -> Console:
-    """Standard output, as wide as its terminal or as COLUMNS says."""
+    """Standard output, with the width of its terminal or of COLUMNS."""
     is_bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if is_bounded else FILE_COLUMNS)
 
 
 def layer_range(stage: StageState) -> str:
-    """The stage's layers, as `0-14`."""
+    """The stage's layers, such as `0-14`."""
     last = stage.first_layer + stage.num_layers - 1
     return f"{stage.first_layer}-{last}" if last > stage.first_layer else f"{stage.first_layer}"
 
@@ -43,7 +40,7 @@ def summary(state: MeshState) -> str:
 
 
 def plan_table(state: MeshState) -> Table:
-    """Which worker runs which layers; without rows while no worker was given a stage."""
+    """Which worker runs which layers; no rows before workers are assigned."""
     columns = ("replica", "stage", "layers", "worker", "device", "pid", "weights")
     return _replica_table("Plan", columns, _plan_rows(state))
 
@@ -60,7 +57,7 @@ def _plan_rows(state: MeshState) -> Iterator[Sequence[str]]:
                     str(replica.replica),
                     f"{stage.stage} rank {rank.rank}" if len(stage.ranks) > 1 else str(stage.stage),
                     layer_range(stage),
-                    worker.address if worker else f"{rank.worker_id} (gone)",
+                    worker.address if worker else f"{rank.worker_id} (left)",
                     worker.device if worker else "",
                     str(worker.pid) if worker else "",
                     format_size(rank.weights_bytes),
@@ -68,7 +65,7 @@ def _plan_rows(state: MeshState) -> Iterator[Sequence[str]]:
 
 
 def stage_table(replicas: Iterable[ReplicaState], title: str = "Stages") -> Table:
-    """Where the time of each stage's device went."""
+    """Compute and idle time of each stage's device."""
     columns = ("replica", "stage", "layers", "steps", "compute", "idle", "busy", "peak memory")
     rows = (
         (
@@ -88,9 +85,9 @@ def stage_table(replicas: Iterable[ReplicaState], title: str = "Stages") -> Tabl
 
 
 def rank_table(replicas: Iterable[ReplicaState], title: str = "Ranks") -> Table:
-    """What each rank of a stage did by itself; the one that works longest keeps the others waiting.
+    """Work and wait time of each rank of stages with several ranks.
 
-    Without rows where no stage has several.
+    The rank that works longest makes the others wait. No rows if every stage has one rank.
     """
     columns = ("replica", "stage", "rank", "steps", "working", "waiting for ranks", "sent")
     rows = (
@@ -112,7 +109,7 @@ def rank_table(replicas: Iterable[ReplicaState], title: str = "Ranks") -> Table:
 
 
 def hop_table(replicas: Iterable[ReplicaState], title: str = "Hops") -> Table:
-    """What went from each stage to the next, and how much of the time compute hid."""
+    """Transfers from each stage to the next, and the fraction of their time behind compute."""
     columns = ("replica", "hop", "frames", "bytes", "time", "hidden behind compute")
     rows = (
         (
@@ -130,7 +127,7 @@ def hop_table(replicas: Iterable[ReplicaState], title: str = "Hops") -> Table:
 
 
 def load_table(replicas: Iterable[ReplicaState]) -> Table:
-    """How much of each replica is in use."""
+    """Sequences, KV blocks and steps of each replica."""
     columns = ("replica", "epoch", "sequences", "KV blocks", "steps in flight", "steps")
     rows = (
         (
@@ -147,7 +144,7 @@ def load_table(replicas: Iterable[ReplicaState]) -> Table:
 
 
 def worker_table(workers: Iterable[WorkerState]) -> Table:
-    """Who joined."""
+    """The workers that joined."""
     table = compact_table("Workers", "address", "node", "pid", "device", "memory", "state")
     for worker in workers:
         table.add_row(
@@ -162,7 +159,7 @@ def worker_table(workers: Iterable[WorkerState]) -> Table:
 
 
 def compact_table(title: str, *columns: str, justify: JustifyMethod = "left") -> Table:
-    """A table that stays narrow, and folds what is too long for the terminal but cuts nothing."""
+    """A narrow table, which wraps long cells without truncation."""
     table = Table(
         title=title,
         title_justify="left",
@@ -178,7 +175,7 @@ def compact_table(title: str, *columns: str, justify: JustifyMethod = "left") ->
 
 
 def speed(usage: Usage, timings: Timings) -> str:
-    """Counts and speed of one answer; the rate is that of the tokens after the first."""
+    """Token counts and speed of one answer; the rate excludes the first token."""
     text = (
         f"{usage.prompt_tokens} prompt tokens, {usage.completion_tokens} generated, "
         f"first token after {format_seconds(timings.first_token_seconds)}"
@@ -186,11 +183,11 @@ def speed(usage: Usage, timings: Timings) -> str:
     decoding = timings.total_seconds - timings.first_token_seconds
     if usage.completion_tokens > 1 and decoding > 0:
         text += f", then {(usage.completion_tokens - 1) / decoding:.1f} tokens/s"
-    return f"{text}, {format_seconds(timings.total_seconds)} in all"
+    return f"{text}, {format_seconds(timings.total_seconds)} in total"
 
 
 def _replica_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose first column names the replica, which is left out where there is one only."""
+    """A table whose first column, the replica, is omitted if there is only one."""
     rows = list(rows)
     first = 0 if len({row[0] for row in rows}) > 1 else 1
     table = compact_table(title, *columns[first:])

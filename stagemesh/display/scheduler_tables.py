@@ -1,4 +1,4 @@
-"""Owns how a replica's scheduler looks on a terminal. It takes snapshots and prints nothing."""
+"""Renders the state of a replica's scheduler as tables. Prints nothing."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,11 +11,11 @@ from stagemesh.display.render import compact_table
 from stagemesh.units import format_seconds
 
 _MICRO = 1e6
-"""Coefficients are shown in microseconds."""
+"""Coefficients are displayed in microseconds."""
 
 
 def scheduler_tables(replica: ReplicaState) -> Iterator[Table]:
-    """What the policy steers by, its stages' cost models, and where idle time went."""
+    """The state of the policy, the stages' cost models, and the causes of idle time."""
     state = replica.scheduler
     yield _policy_table(replica)
     if state.stages:
@@ -31,14 +31,14 @@ def _policy_table(replica: ReplicaState) -> Table:
     rows = {
         "policy": state.policy or "none yet",
         "microbatches in flight": in_flight,
-        "target of one": f"{state.target_tokens} tokens, {_seconds(state.target_seconds)}",
-        "planned, measured": f"{_seconds(state.planned_seconds)}, "
+        "target per microbatch": f"{state.target_tokens} tokens, {_seconds(state.target_seconds)}",
+        "planned and measured": f"{_seconds(state.planned_seconds)}, "
         f"{_seconds(state.actual_seconds)} on the slowest stage",
-        "way around besides": _seconds(state.overhead_seconds),
+        "round trip besides compute": _seconds(state.overhead_seconds),
         "predictions": f"{trust}, off by {state.error:.0%}" if state.stages else "none",
         "decisions": f"{decisions.cycles} cycles, {decisions.more_in_flight} times more in flight, "
         f"{decisions.fewer_in_flight} times fewer, {decisions.fallbacks} fallbacks",
-        "of what is possible": ", ".join(
+        "fraction of the optimum": ", ".join(
             f"{name} {ratio:.2f}" if ratio else f"{name} -" for name, ratio in ratios.items()
         ),
     }
@@ -49,9 +49,9 @@ def _policy_table(replica: ReplicaState) -> Table:
 
 
 def _cost_table(state: SchedulerState) -> Table:
-    """A column for each stage: coefficients are many, and a terminal is narrow."""
+    """One column per stage: a terminal has more lines than columns for the coefficients."""
     numbers = (f"stage {number}" for number in range(len(state.stages)))
-    table = compact_table("Costs in us, error and safety as ratios", "", *numbers)
+    table = compact_table("Cost models (microseconds; error and safety are ratios)", "", *numbers)
     stages = [asdict(stage) for stage in state.stages]
     for name in stages[0]:
         table.add_row(name.removeprefix("num_"), *(_cost(name, stage[name]) for stage in stages))
@@ -69,7 +69,7 @@ def _cost(name: str, value: float) -> str:
 def _bubble_table(state: SchedulerState) -> Table:
     bubbles = asdict(state.bubbles)
     total = sum(bubbles.values())
-    table = compact_table("Idle stages, by cause", "cause", "time", "share")
+    table = compact_table("Idle time of stages, by cause", "cause", "time", "share")
     for cause, seconds in bubbles.items():
         share = f"{seconds / total:.0%}" if total else "-"
         table.add_row(cause.replace("_", " "), format_seconds(seconds), share)

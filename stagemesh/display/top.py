@@ -1,6 +1,6 @@
-"""Owns what `stagemesh top` shows: a mesh's load between two snapshots, as one rich renderable.
+"""Renders the screen of `stagemesh top`: a mesh's load between two snapshots. Prints nothing.
 
-It takes snapshots and prints nothing; the moment between two of them is `seconds` long.
+`seconds` is the time between the two snapshots.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ _BAR_WIDTH: Final = 20
 _NUM_RECOVERIES: Final = 3
 
 
-def picture(now: MeshState, before: MeshState | None) -> RenderableType:
-    """The whole screen; rates are those since `before`, and `-` without one."""
+def screen(now: MeshState, before: MeshState | None) -> RenderableType:
+    """The complete screen; rates cover the time since `before`, and are `-` without it."""
     seconds = now.uptime_seconds - before.uptime_seconds if before else 0.0
     if before is None or before.coordinator_id != now.coordinator_id or seconds <= 0:
         before, seconds = None, 0.0
@@ -37,7 +37,7 @@ def picture(now: MeshState, before: MeshState | None) -> RenderableType:
 
 
 def _since(replica: ReplicaState, before: ReplicaState | None) -> ReplicaState | None:
-    """What happened since `before`; None where the stages are others, whose sums started anew."""
+    """The totals since `before`; None if the epoch changed and totals restarted."""
     if before is None or before.epoch != replica.epoch or len(before.stages) != len(replica.stages):
         return None
     return replica.since(before)
@@ -60,30 +60,30 @@ def _load(replica: ReplicaState, since: ReplicaState | None, seconds: float) -> 
 
 def _stages(replica: ReplicaState, since: ReplicaState | None, seconds: float) -> Table:
     table = compact_table(
-        "", "stage", "layers", "busy", "", "bubble", "a step", "to the next stage"
+        "", "stage", "layers", "busy", "", "bubble", "per step", "to the next stage"
     )
     for index, stage in enumerate(replica.stages):
-        moment = since.stages[index] if since else None
+        change = since.stages[index] if since else None
         is_last = index == len(replica.stages) - 1
         table.add_row(
             str(stage.stage),
             layer_range(stage),
-            *_occupancy(moment),
-            "" if is_last else _hop(moment, seconds),
+            *_occupancy(change),
+            "" if is_last else _hop(change, seconds),
         )
     return table
 
 
 def _occupancy(stage: StageState | None) -> Iterator[RenderableType]:
-    """Bar, busy share, idle share (the bubble) and the mean time of a step."""
-    whole = stage.compute_seconds + stage.idle_seconds if stage else 0.0
-    if stage is None or whole <= 0:
-        # No step came back: the stage waits, or still computes a long one.
+    """Bar, busy fraction, idle fraction (the bubble) and mean time per step."""
+    total = stage.compute_seconds + stage.idle_seconds if stage else 0.0
+    if stage is None or total <= 0:
+        # No step completed: the stage is idle, or computes a long step.
         yield from (_bar(0, 1, "green"), "-", "-", "-")
         return
-    yield _bar(stage.compute_seconds, whole, "green")
-    yield f"{stage.compute_seconds / whole:.0%}"
-    yield f"{stage.idle_seconds / whole:.0%}"
+    yield _bar(stage.compute_seconds, total, "green")
+    yield f"{stage.compute_seconds / total:.0%}"
+    yield f"{stage.idle_seconds / total:.0%}"
     yield format_seconds(stage.compute_seconds / max(1, stage.num_steps))
 
 
@@ -91,7 +91,7 @@ def _hop(stage: StageState | None, seconds: float) -> str:
     if stage is None or stage.num_steps == 0:
         return "-"
     per_step = format_seconds(stage.send_seconds / stage.num_steps)
-    return f"{format_size(stage.num_bytes_sent / seconds)}/s, {per_step} a step"
+    return f"{format_size(stage.num_bytes_sent / seconds)}/s, {per_step} per step"
 
 
 def _recoveries(state: MeshState) -> Iterator[RenderableType]:

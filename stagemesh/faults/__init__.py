@@ -1,1 +1,1 @@
-"""The fault proxy: delays, stalls and cuts connections for tests of a mesh."""
+"""A TCP proxy with injected network faults, for tests of a mesh."""

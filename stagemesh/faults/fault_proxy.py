@@ -1,8 +1,7 @@
-"""Owns a TCP proxy that spoils what passes: for trying what a mesh does when its network is bad.
+"""A TCP proxy that injects network faults between two processes, to test a mesh.
 
-It stands between two processes and knows nothing of what they say. Faults hold for both directions
-of every connection, and can be changed while bytes pass. What it holds of a connection is one piece
-each way.
+It does not interpret the bytes that it forwards. Faults apply to both directions of every
+connection, and can be changed at any time. It buffers one chunk per direction of a connection.
 """
 
 import asyncio
@@ -16,35 +15,35 @@ from runtime.addresses import split_address
 from runtime.errors import InvalidRequestError
 from runtime.rpc import channels
 
-PIECE_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 class OneShotFault(StrEnum):
-    """What happens once, to the piece with which so many bytes have passed."""
+    """A fault that happens once, to the chunk that reaches a given number of bytes."""
 
-    # The connection is reset, and the piece is lost.
+    # The connection is reset, and the chunk is lost.
     DROP = "drop"
-    # Half of the piece passes, and then the connection ends as if it were complete.
+    # Half of the chunk is forwarded, and then the connection is closed normally.
     TRUNCATE = "truncate"
-    # One bit of the piece is another.
+    # One bit of the chunk is flipped.
     CORRUPT = "corrupt"
-    # The piece passes twice.
+    # The chunk is forwarded twice.
     DUPLICATE = "duplicate"
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is done to what passes.
+    """The active faults.
 
-    `delay_seconds` is what each piece waits, and `bytes_per_second` what passes in one direction
-    of one connection. A stall lets nothing pass, and closes nothing. `accidents` happen once each,
-    when so many bytes have passed since the faults were set, over all connections.
+    `delay_seconds` delays each chunk; `bytes_per_second` limits one direction of one connection. A
+    stall forwards nothing and keeps connections open. Each of `one_shots` is a number of bytes and
+    the fault that happens once this number was forwarded, over all connections, since `set`.
     """
 
     delay_seconds: float = 0.0
     bytes_per_second: float | None = None
     is_stalled: bool = False
-    accidents: tuple[tuple[int, OneShotFault], ...] = ()
+    one_shots: tuple[tuple[int, OneShotFault], ...] = ()
 
 
 NO_FAULTS = Faults()
@@ -54,9 +53,9 @@ ServeFn = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None,
 
 @asynccontextmanager
 async def accepting(address: str, serve: ServeFn) -> AsyncIterator[str]:
-    """Gives `serve` every connection to HOST:PORT, and yields what that is bound to.
+    """Calls `serve` for every connection to HOST:PORT, and yields the bound address.
 
-    At the end no connection is left. Raises `PortTakenError`.
+    All connections are closed at the end. Raises `PortTakenError`.
     """
     listener = await channels.open_socket(address)
     async with asyncio.TaskGroup() as tasks:
@@ -67,7 +66,7 @@ async def accepting(address: str, serve: ServeFn) -> AsyncIterator[str]:
             serving.add(task)
             task.add_done_callback(serving.discard)
 
-        server = await asyncio.start_server(accept, sock=listener, limit=PIECE_BYTES)
+        server = await asyncio.start_server(accept, sock=listener, limit=CHUNK_BYTES)
         async with server:
             host = address.rpartition(":")[0]
             yield f"{host}:{listener.getsockname()[1]}"
@@ -76,7 +75,7 @@ async def accepting(address: str, serve: ServeFn) -> AsyncIterator[str]:
 
 
 class FaultProxy:
-    """The way to HOST:PORT; `listening` also makes the listener that leads onto it."""
+    """A proxy to HOST:PORT; `listening` creates it with its listener."""
 
     def __init__(self, to: str) -> None:
         self.num_connections = 0
@@ -90,7 +89,7 @@ class FaultProxy:
     @classmethod
     @asynccontextmanager
     async def listening(cls, address: str, to: str) -> AsyncIterator[tuple[Self, str]]:
-        """The proxy and the HOST:PORT that it is bound to; at the end no connection is left.
+        """Yields the proxy and its bound HOST:PORT; all connections are closed at the end.
 
         Raises `PortTakenError`.
         """
@@ -99,30 +98,30 @@ class FaultProxy:
             yield proxy, bound
 
     def set(self, faults: Faults) -> None:
-        """These from now on, instead of those before."""
+        """Replaces the active faults, and resets the byte count of one-shot faults."""
         self._faults = faults
         self._num_bytes_at_set = self.num_bytes
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait_for_bytes(self, num_bytes: int) -> None:
-        """Returns once `num_bytes` have passed since the faults were set."""
+        """Returns once `num_bytes` have been forwarded since `set`."""
         while self.num_bytes - self._num_bytes_at_set < num_bytes:
             self._passed.clear()
             await self._passed.wait()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, with its other half; ends both when one does."""
+        """Forwards one connection in both directions; closes both ends when one closes."""
         self.num_connections += 1
         writers = [writer]
         try:
-            there, towards = await asyncio.open_connection(
-                self._host, self._port, limit=PIECE_BYTES
+            their_reader, their_writer = await asyncio.open_connection(
+                self._host, self._port, limit=CHUNK_BYTES
             )
-            writers.append(towards)
+            writers.append(their_writer)
             async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump(reader, towards))
-                pumps.create_task(self._pump(there, writer))
+                pumps.create_task(self._pump(reader, their_writer))
+                pumps.create_task(self._pump(their_reader, writer))
         except* (OSError, _CutError):
             pass
         finally:
@@ -130,20 +129,20 @@ class FaultProxy:
                 each.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.set_write_buffer_limits(high=PIECE_BYTES)
-        while piece := await reader.read(PIECE_BYTES):
-            await self._hold(len(piece))
-            self.num_bytes += len(piece)
+        writer.transport.set_write_buffer_limits(high=CHUNK_BYTES)
+        while chunk := await reader.read(CHUNK_BYTES):
+            await self._hold(len(chunk))
+            self.num_bytes += len(chunk)
             self._passed.set()
-            for accident in self._accidents_of(piece):
-                piece = await _spoil(piece, accident, writer)
-            writer.write(piece)
+            for fault in self._take_due_faults(chunk):
+                chunk = await _apply(chunk, fault, writer)
+            writer.write(chunk)
             await writer.drain()
         with suppress(OSError):
             writer.write_eof()
 
     async def _hold(self, num_bytes: int) -> None:
-        """As long as a piece has to wait; a change of faults begins it anew."""
+        """Waits for the delay of a chunk; restarts the wait when the faults change."""
         while True:
             faults, changed = self._faults, self._changed
             wait = faults.delay_seconds
@@ -157,41 +156,41 @@ class FaultProxy:
             except TimeoutError:
                 return
 
-    def _accidents_of(self, piece: bytes) -> list[OneShotFault]:
-        """What is due with this piece, and then no more."""
+    def _take_due_faults(self, chunk: bytes) -> list[OneShotFault]:
+        """Removes and returns the one-shot faults that this chunk triggers."""
         num_passed = self.num_bytes - self._num_bytes_at_set
-        due = [each for each in self._faults.accidents if each[0] <= num_passed]
+        due = [each for each in self._faults.one_shots if each[0] <= num_passed]
         if due:
-            left = tuple(each for each in self._faults.accidents if each not in due)
-            self._faults = replace(self._faults, accidents=left)
-        return [accident for _, accident in due]
+            left = tuple(each for each in self._faults.one_shots if each not in due)
+            self._faults = replace(self._faults, one_shots=left)
+        return [fault for _, fault in due]
 
 
 class _CutError(Exception):
-    """Raised when a connection is to end now."""
+    """Raised to close a connection."""
 
 
-async def _spoil(piece: bytes, accident: OneShotFault, writer: asyncio.StreamWriter) -> bytes:
-    """What passes of `piece`; raises `_CutError` when the connection ends with it."""
-    match accident:
+async def _apply(chunk: bytes, fault: OneShotFault, writer: asyncio.StreamWriter) -> bytes:
+    """Returns the chunk after `fault`; raises `_CutError` if the fault closes the connection."""
+    match fault:
         case OneShotFault.DROP:
             raise _CutError
         case OneShotFault.TRUNCATE:
-            writer.write(piece[: len(piece) // 2])
+            writer.write(chunk[: len(chunk) // 2])
             writer.write_eof()
             await writer.drain()
             raise _CutError
         case OneShotFault.CORRUPT:
-            middle = len(piece) // 2
-            return piece[:middle] + bytes([piece[middle] ^ 1]) + piece[middle + 1 :]
+            middle = len(chunk) // 2
+            return chunk[:middle] + bytes([chunk[middle] ^ 1]) + chunk[middle + 1 :]
         case OneShotFault.DUPLICATE:
-            return piece + piece
+            return chunk + chunk
 
 
 def parse_command(faults: Faults, line: str) -> Faults:
     """The faults after a line such as `delay 0.5`, `throttle 1000`, `stall`, `drop` or `heal`.
 
-    An accident may name after how many further bytes it happens. Raises `InvalidRequestError`.
+    A one-shot fault takes an optional number of bytes. Raises `InvalidRequestError`.
     """
     word, _, value = line.strip().partition(" ")
     try:
@@ -206,8 +205,8 @@ def parse_command(faults: Faults, line: str) -> Faults:
             case "throttle":
                 return replace(faults, bytes_per_second=number or None)
             case _:
-                return replace(faults, accidents=((int(number), OneShotFault(word)),))
+                return replace(faults, one_shots=((int(number), OneShotFault(word)),))
     except ValueError:
         words = ", ".join(("heal", "stall", "delay S", "throttle BYTES", *OneShotFault))
-        problem = f"{line.strip()!r} is none of {words}"
+        problem = f"{line.strip()!r} is not one of {words}"
         raise InvalidRequestError(field="fault", problem=problem) from None

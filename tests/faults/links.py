@@ -22,5 +22,5 @@ JOIN_LINKS: dict[str, Callable[[Cluster], Proxy]] = {
 def spoil(proxy: Proxy, faults: Faults) -> None:
     """Sets the faults; returns once an accident among them has happened."""
     proxy.set(faults)
-    for num_bytes, _ in faults.accidents:
+    for num_bytes, _ in faults.one_shots:
         proxy.wait_for_bytes(num_bytes)

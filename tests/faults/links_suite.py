@@ -22,18 +22,18 @@ DATA_FAULTS = {
     "delay": Faults(delay_seconds=0.02),
     "throttle": Faults(bytes_per_second=60_000),
     "stall": Faults(is_stalled=True),
-    "drop": Faults(accidents=((2000, OneShotFault.DROP),)),
-    "truncate": Faults(accidents=((2000, OneShotFault.TRUNCATE),)),
-    "duplicate": Faults(accidents=((2000, OneShotFault.DUPLICATE),)),
+    "drop": Faults(one_shots=((2000, OneShotFault.DROP),)),
+    "truncate": Faults(one_shots=((2000, OneShotFault.TRUNCATE),)),
+    "duplicate": Faults(one_shots=((2000, OneShotFault.DUPLICATE),)),
 }
 # An accident comes with the next heartbeat.
 JOIN_FAULTS = {
     "delay": Faults(delay_seconds=1.0),
     "throttle": Faults(bytes_per_second=100),
     "stall": Faults(is_stalled=True),
-    "drop": Faults(accidents=((1, OneShotFault.DROP),)),
-    "truncate": Faults(accidents=((1, OneShotFault.TRUNCATE),)),
-    "duplicate": Faults(accidents=((1, OneShotFault.DUPLICATE),)),
+    "drop": Faults(one_shots=((1, OneShotFault.DROP),)),
+    "truncate": Faults(one_shots=((1, OneShotFault.TRUNCATE),)),
+    "duplicate": Faults(one_shots=((1, OneShotFault.DUPLICATE),)),
 }
 
 

@@ -30,7 +30,7 @@ def test_link_that_breaks_in_the_middle_costs_no_token(
 ) -> None:
     # exo#1296, parallax: a broken stream cut answers without a word.
     frames = cluster.worker_at(Place(1)).frames
-    faults = Faults(accidents=((1 << 12, accident),))
+    faults = Faults(one_shots=((1 << 12, accident),))
     disturbed(cluster, lambda: frames.set(faults))
 
 

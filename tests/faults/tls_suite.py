@@ -77,7 +77,7 @@ def test_changed_bytes_are_noticed_and_cost_no_token(
 ) -> None:
     num_bytes, find = LINKS[link]
     proxy = find(secure)
-    disturbed(secure, lambda: spoil(proxy, Faults(accidents=((num_bytes, accident),))))
+    disturbed(secure, lambda: spoil(proxy, Faults(one_shots=((num_bytes, accident),))))
 
 
 def test_garbage_on_every_port_under_tls_changes_nothing(secure: Cluster) -> None:

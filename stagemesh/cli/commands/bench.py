@@ -103,9 +103,9 @@ def serve(
         Write a PNG file with the latency distributions.
     """
     # Imported here, because other commands need no HTTP client.
-    from stagemesh.bench.session import Session, tell
+    from stagemesh.bench.session import LoadTest, report
 
-    session = Session(
+    test = LoadTest(
         api=api,
         target=target or (DEFAULT_TARGET if api == "grpc" else DEFAULT_HTTP),
         api_key=api_key,
@@ -125,5 +125,5 @@ def serve(
     )
     with ProgressView(Console(stderr=True)) as progress:
         show = partial(progress.show_amount, "requests", total=num_prompts)
-        load, result = asyncio.run(session.run(show))
-    tell(load, result, save, plot)
+        load, result = asyncio.run(test.run(show))
+    report(load, result, save, plot)

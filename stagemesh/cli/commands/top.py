@@ -16,7 +16,7 @@ from stagemesh.cli.options.security import OPERATOR_SECURITY_DEFAULTS, OperatorS
 from stagemesh.client.rpc_error import StagemeshRpcError
 from stagemesh.client.state import MeshState
 from stagemesh.client.sync_client import Client
-from stagemesh.display.top import picture
+from stagemesh.display.top import screen
 
 
 def top(
@@ -51,8 +51,8 @@ def top(
     with api as client, Live(console=console, screen=True, auto_refresh=False) as live:
         before: MeshState | None = None
         while True:
-            screen, before = _next(client, before)
-            live.update(screen, refresh=True)
+            shown, before = _next(client, before)
+            live.update(shown, refresh=True)
             time.sleep(interval)
 
 
@@ -62,5 +62,5 @@ def _next(client: Client, before: MeshState | None) -> tuple[RenderableType, Mes
         now = client.state()
     except StagemeshRpcError as error:
         notice = Text(f"no answer: {error}; retrying", style="bold red")
-        return (notice if before is None else Group(notice, picture(before, None))), before
-    return picture(now, before), now
+        return (notice if before is None else Group(notice, screen(before, None))), before
+    return screen(now, before), now

@@ -7,8 +7,8 @@ import pytest
 
 from coordinator.security.api_keys import Tenant, add_key
 from runtime.errors import RequestsFailedError
-from stagemesh.bench.figures import summarize
-from stagemesh.bench.session import Session, tell
+from stagemesh.bench.session import LoadTest, report
+from stagemesh.bench.statistics import summarize
 from stagemesh.client.rpc_error import StagemeshRpcError
 from tests.coordinator.toy_mesh import ToyMesh, toy_mesh
 
@@ -31,59 +31,59 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def session(mesh: ToyMesh, api: str, **changes: Any) -> Session:
+def load_test(mesh: ToyMesh, api: str, **changes: Any) -> LoadTest:
     target = mesh.addresses.grpc if api == "grpc" else mesh.addresses.http
-    return Session(api=api, target=target, **(SETTINGS | changes))  # type: ignore[arg-type]
+    return LoadTest(api=api, target=target, **(SETTINGS | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_load_is_counted_exactly_and_warm_ups_are_not(api: str, toy_folder: Path) -> None:
+async def test_load_test_counts_requests_without_warmups(api: str, toy_folder: Path) -> None:
     done: list[int] = []
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        load, result = await session(mesh, api).run(done.append)
-    figures = summarize(result, load.targets)
+        load, result = await load_test(mesh, api).run(done.append)
+    statistics = summarize(result, load.targets)
     assert (load.model, done[-1]) == ("toy", 20)
-    assert (figures.num_completed, figures.num_failed) == (20, 0)
-    assert (figures.num_input_tokens, figures.num_output_tokens) == (20 * 6, 20 * 5)
-    assert figures.goodput == pytest.approx(figures.request_rate)
-    assert all(outcome.ttft > 0 for outcome in result.outcomes)
+    assert (statistics.num_completed, statistics.num_failed) == (20, 0)
+    assert (statistics.num_input_tokens, statistics.num_output_tokens) == (20 * 6, 20 * 5)
+    assert statistics.goodput == pytest.approx(statistics.request_rate)
+    assert all(record.ttft > 0 for record in result.records)
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_prompts_of_a_file_are_sent_as_text(
+async def test_load_test_sends_prompts_of_a_file_as_text(
     api: str, toy_folder: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "w5 w6 w7", "max_tokens": 2}\n')
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        _, result = await session(mesh, api, prompts=path, num_prompts=3).run(lambda done: None)
-    assert [(each.num_input_tokens, each.num_output_tokens) for each in result.outcomes] == [
+        _, result = await load_test(mesh, api, prompts=path, num_prompts=3).run(lambda done: None)
+    assert [(each.num_input_tokens, each.num_output_tokens) for each in result.records] == [
         (3, 2)
     ] * 3
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_failed_requests_are_told_with_the_apis_own_words(
+async def test_report_of_failed_requests_raises_with_the_apis_message(
     api: str, toy_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()
-        load, result = await session(mesh, api, input_len=600, num_prompts=3).run(lambda _: None)
+        load, result = await load_test(mesh, api, input_len=600, num_prompts=3).run(lambda _: None)
     with pytest.raises(RequestsFailedError, match=r"3 of 3 .*600 tokens"):
-        tell(load, result, None, None)
+        report(load, result, None, None)
     assert "Failed requests:                         3\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_api_with_keys_is_asked_with_one_or_says_so(
+async def test_load_test_of_an_api_with_keys_needs_a_key(
     api: str, toy_folder: Path, tmp_path: Path
 ) -> None:
     key = add_key(tmp_path / "keys", Tenant("alice"))
     async with toy_mesh(toy_folder, api_keys=tmp_path / "keys") as mesh:
         await mesh.until_ready()
         with pytest.raises(StagemeshRpcError, match="no API key was sent"):
-            await session(mesh, api).run(lambda _: None)
-        _, result = await session(mesh, api, api_key=key, num_prompts=2).run(lambda _: None)
-    assert [outcome.error for outcome in result.outcomes] == ["", ""]
+            await load_test(mesh, api).run(lambda _: None)
+        _, result = await load_test(mesh, api, api_key=key, num_prompts=2).run(lambda _: None)
+    assert [record.error for record in result.records] == ["", ""]

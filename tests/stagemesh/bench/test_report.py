@@ -1,44 +1,48 @@
-"""The figures of a load test and how they are told, on answers whose times are known."""
+"""The statistics of a load test and how they are told, on answers whose times are known."""
 
 from pathlib import Path
 
 import pytest
 
-from stagemesh.bench.figures import summarize
 from stagemesh.bench.load import LoadResult
-from stagemesh.bench.outcome import Outcome
-from stagemesh.bench.report import Load, as_json, as_text, draw
+from stagemesh.bench.report import LoadSettings, as_json, as_text, draw
+from stagemesh.bench.request_record import RequestRecord
+from stagemesh.bench.statistics import summarize
 
-LOAD = Load("toy", 3, 5.0, 1.0, 2, {"ttft": 150.0, "tpot": 60.0})
+LOAD = LoadSettings("toy", 3, 5.0, 1.0, 2, {"ttft": 150.0, "tpot": 60.0})
 
 
 def make_result() -> LoadResult:
     """Two answers of three tokens, after 0.1 and 0.2 s, and a failure."""
     return LoadResult(
         [
-            Outcome(0.0, 4, 3, [0.1, 0.15, 0.2], 0.2),
-            Outcome(1.0, 4, 3, [1.2, 1.3, 1.4], 1.4),
-            Outcome(1.5, ended_at=1.6, error="queue full"),
+            RequestRecord(0.0, 4, 3, [0.1, 0.15, 0.2], 0.2),
+            RequestRecord(1.0, 4, 3, [1.2, 1.3, 1.4], 1.4),
+            RequestRecord(1.5, ended_at=1.6, error="queue full"),
         ],
         duration_seconds=2.0,
     )
 
 
 def test_figures_follow_their_definitions() -> None:
-    figures = summarize(make_result(), LOAD.targets)
-    assert (figures.num_completed, figures.num_failed) == (2, 1)
-    assert (figures.num_input_tokens, figures.num_output_tokens) == (8, 6)
-    assert (figures.request_rate, figures.output_rate, figures.token_rate) == (1.0, 3.0, 7.0)
-    assert figures.goodput == 0.5
-    assert figures.spreads["ttft"].mean == pytest.approx(150)
-    assert figures.spreads["tpot"].median == pytest.approx(75)
-    assert figures.spreads["itl"].p99 == pytest.approx(100)
-    assert figures.spreads["e2el"].mean == pytest.approx(300)
+    statistics = summarize(make_result(), LOAD.targets)
+    assert (statistics.num_completed, statistics.num_failed) == (2, 1)
+    assert (statistics.num_input_tokens, statistics.num_output_tokens) == (8, 6)
+    assert (statistics.request_rate, statistics.output_rate, statistics.token_rate) == (
+        1.0,
+        3.0,
+        7.0,
+    )
+    assert statistics.goodput == 0.5
+    assert statistics.spreads["ttft"].mean == pytest.approx(150)
+    assert statistics.spreads["tpot"].median == pytest.approx(75)
+    assert statistics.spreads["itl"].p99 == pytest.approx(100)
+    assert statistics.spreads["e2el"].mean == pytest.approx(300)
 
 
 def test_goodput_without_targets_is_none_and_one_token_meets_any_tpot() -> None:
     assert summarize(make_result(), {}).goodput is None
-    single = LoadResult([Outcome(0.0, 4, 1, [0.1], 0.1)], 1.0)
+    single = LoadResult([RequestRecord(0.0, 4, 1, [0.1], 0.1)], 1.0)
     assert summarize(single, {"tpot": 0.0}).goodput == 1.0
 
 
@@ -68,6 +72,6 @@ def test_json_has_every_request_also_the_failed_one() -> None:
 
 def test_picture_is_drawn_also_of_failures_alone(tmp_path: Path) -> None:
     path = tmp_path / "run.png"
-    draw(LOAD, LoadResult(make_result().outcomes[2:], 1.0), path)
+    draw(LOAD, LoadResult(make_result().records[2:], 1.0), path)
     draw(LOAD, make_result(), path)
     assert path.read_bytes().startswith(b"\x89PNG")

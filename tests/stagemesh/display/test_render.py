@@ -67,7 +67,7 @@ def test_plan_table_of_a_stage_with_ranks_has_a_row_for_each(state: MeshState) -
 
 def test_plan_table_with_a_worker_gone_says_so(state: MeshState) -> None:
     alone = replace(state, workers=state.workers[:1])
-    assert list(rows(plan_table(alone)))[1][2] == "w1 (gone)"
+    assert list(rows(plan_table(alone)))[1][2] == "w1 (left)"
 
 
 def test_stage_table_gives_the_busy_share(state: MeshState) -> None:
@@ -156,8 +156,8 @@ def test_summary_of_a_mesh_that_is_not_ready_says_what_it_waits_for(state: MeshS
 @pytest.mark.parametrize(
     ("usage", "timings", "text"),
     [
-        (Usage(5, 11), Timings(0.1, 1.0, 2.0), "then 10.0 tokens/s, 2.00 s in all"),
-        (Usage(5, 1), Timings(0.1, 1.0, 1.0), "first token after 1.00 s, 1.00 s in all"),
+        (Usage(5, 11), Timings(0.1, 1.0, 2.0), "then 10.0 tokens/s, 2.00 s in total"),
+        (Usage(5, 1), Timings(0.1, 1.0, 1.0), "first token after 1.00 s, 1.00 s in total"),
         (Usage(5, 0), Timings(0.0, 0.0, 0.0), "5 prompt tokens, 0 generated"),
     ],
 )

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from protos import mesh_pb2
 from stagemesh.client.state import MeshState, RecoveryState, state_from_proto
-from stagemesh.display.top import picture
+from stagemesh.display.top import screen
 from tests.integration.processes import run_command
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def now(state_message: mesh_pb2.GetStateResponse) -> MeshState:
 
 def text(now: MeshState, before: MeshState | None) -> str:
     console = Console(file=io.StringIO(), width=120)
-    console.print(picture(now, before))
+    console.print(screen(now, before))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -59,7 +59,7 @@ def test_top_shows_rates_of_the_time_between_two_snapshots(now: MeshState) -> No
     # The first stage: busy 1 of 4 seconds, the rest is bubble.
     assert "25%" in shown
     assert "75%" in shown
-    assert "512.0 KiB/s, 10.0 ms a step" in shown
+    assert "512.0 KiB/s, 10.0 ms per step" in shown
     assert "KV 7/100" in shown
 
 

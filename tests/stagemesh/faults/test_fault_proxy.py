@@ -1,4 +1,4 @@
-"""The fault proxy: what passes unharmed, and each thing that it does to the rest."""
+"""The fault proxy: forwarding without faults, and each kind of fault."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ async def exchange(address: str, message: bytes = MESSAGE) -> bytes:
     return answer
 
 
-async def test_proxy_without_faults_passes_everything_and_counts_it() -> None:
+async def test_proxy_without_faults_forwards_and_counts_all_bytes() -> None:
     async with echoing(NO_FAULTS) as (proxy, address):
         large = MESSAGE * 1000
         assert await exchange(address, large) == large
@@ -62,7 +62,7 @@ async def test_proxy_without_faults_passes_everything_and_counts_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accident", "expected"),
+    ("fault", "expected"),
     [
         (OneShotFault.DROP, b""),
         (OneShotFault.TRUNCATE, MESSAGE[:512]),
@@ -71,16 +71,16 @@ async def test_proxy_without_faults_passes_everything_and_counts_it() -> None:
     ],
 )
 async def test_accident_happens_once_to_the_piece_that_it_is_for(
-    accident: OneShotFault, expected: bytes
+    fault: OneShotFault, expected: bytes
 ) -> None:
     # On its way back: the first 1024 bytes are the way there.
-    async with echoing(Faults(accidents=((len(MESSAGE) + 1, accident),))) as (_, address):
+    async with echoing(Faults(one_shots=((len(MESSAGE) + 1, fault),))) as (_, address):
         assert await exchange(address) == expected
         assert await exchange(address) == MESSAGE
 
 
 @pytest.mark.parametrize("faults", [Faults(delay_seconds=A_WHILE), Faults(bytes_per_second=5120)])
-async def test_slow_link_takes_its_time(faults: Faults) -> None:
+async def test_proxy_with_delay_or_throttle_is_slow(faults: Faults) -> None:
     async with echoing(faults) as (_, address):
         begun = time.monotonic()
         assert await exchange(address) == MESSAGE
@@ -98,18 +98,18 @@ async def test_stall_holds_everything_until_it_is_healed() -> None:
         assert await asking == MESSAGE
 
 
-async def test_nobody_behind_the_proxy_ends_the_connection() -> None:
+async def test_proxy_without_a_target_closes_the_connection() -> None:
     async with FaultProxy.listening("127.0.0.1:0", "127.0.0.1:1") as (_, address):
         assert await exchange(address) == b""
 
 
-def test_command_lines_change_what_is_done() -> None:
+def test_parse_command_changes_the_faults() -> None:
     faults = parse_command(parse_command(NO_FAULTS, "delay 0.5\n"), "throttle 1000")
     assert faults == Faults(delay_seconds=0.5, bytes_per_second=1000)
     assert parse_command(faults, "stall").is_stalled
-    assert parse_command(NO_FAULTS, "drop") == Faults(accidents=((0, OneShotFault.DROP),))
-    assert parse_command(NO_FAULTS, "corrupt 99").accidents == ((99, OneShotFault.CORRUPT),)
+    assert parse_command(NO_FAULTS, "drop") == Faults(one_shots=((0, OneShotFault.DROP),))
+    assert parse_command(NO_FAULTS, "corrupt 99").one_shots == ((99, OneShotFault.CORRUPT),)
     assert parse_command(faults, "heal") == NO_FAULTS
     for line in ("explode", "delay long", ""):
-        with pytest.raises(InvalidRequestError, match="is none of heal"):
+        with pytest.raises(InvalidRequestError, match="is not one of heal"):
             parse_command(NO_FAULTS, line)
