@@ -93,7 +93,7 @@ def check_counts(
     )
     for field, count, most in counts:
         if count > most:
-            _refuse(field, f"{count} in one request; at most {most} are taken")
+            _refuse(field, f"{count} in one request; at most {most} are allowed")
 
 
 def check_model(requested: str, served: str) -> None:
@@ -186,7 +186,7 @@ def _check_num_choices(request: GenerationRequest, max_prompts: int) -> None:
         _refuse("num_choices", "must be 1 where the prompt's log-probabilities are wanted")
     if num_answers > max_prompts:
         problem = f"{request.num_choices} for each prompt are {num_answers} answers"
-        _refuse("num_choices", f"{problem}; at most {max_prompts} are taken")
+        _refuse("num_choices", f"{problem}; at most {max_prompts} are allowed")
 
 
 def _check_structured_output(request: GenerationRequest) -> None:
@@ -199,18 +199,18 @@ def _check_structured_output(request: GenerationRequest) -> None:
 
 def _check_stop(request: GenerationRequest) -> None:
     if len(request.stop) > MAX_STOPS:
-        _refuse("stop", f"{len(request.stop)} texts; at most {MAX_STOPS} are taken")
+        _refuse("stop", f"{len(request.stop)} texts; at most {MAX_STOPS} are allowed")
     for stop in request.stop:
         if not 1 <= len(stop) <= MAX_STOP_LENGTH:
             problem = f"a text has {len(stop)} characters; must have 1 to {MAX_STOP_LENGTH}"
             _refuse("stop", problem)
     if request.include_stop and not request.stop:
-        _refuse("include_stop", "means nothing without stop")
+        _refuse("include_stop", "requires stop")
 
 
 def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
     if len(logit_bias) > MAX_BIASES:
-        _refuse("logit_bias", f"{len(logit_bias)} tokens; at most {MAX_BIASES} are taken")
+        _refuse("logit_bias", f"{len(logit_bias)} tokens; at most {MAX_BIASES} are allowed")
     token_ids = [token_id for token_id, _ in logit_bias]
     check_token_ids(token_ids, vocab_size)
     if len(set(token_ids)) < len(token_ids):
@@ -233,7 +233,7 @@ def _check_prompt(prompt: Prompt, index: int, vocab_size: int) -> None:
 def check_chat(prompt: Chat) -> None:
     """Refuses a conversation that both continues its last message and starts a new one."""
     if prompt.continue_final_message and prompt.opens_answer:
-        problem = "begins a new answer; leave it out to have the last message continued"
+        problem = "starts a new turn; leave it out to continue the last message"
         _refuse("add_generation_prompt", problem)
 
 

@@ -18,7 +18,7 @@ def parse_chat(fields: Fields, request_id: str) -> ParsedCall:
     has_logprobs = fields.boolean("logprobs")
     num_top = fields.integer("top_logprobs")
     if num_top and not has_logprobs:
-        refuse("top_logprobs", "means nothing without logprobs: true")
+        refuse("top_logprobs", "requires logprobs: true")
     max_tokens = parse_max_tokens(fields, default=None)
     request, names = parse_request(fields, request_id, (prompt,), max_tokens, num_top or 0)
     names["num_logprobs"] = "top_logprobs"

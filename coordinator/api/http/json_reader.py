@@ -100,7 +100,7 @@ class Fields:
         """Raises `UnsupportedParameterError` for a field that was not read."""
         for name, value in self._values.items():
             if value is not None:
-                problem = "is not a parameter that this server knows"
+                problem = "is not a known parameter"
                 raise UnsupportedParameterError(field=self._path + name[:100], problem=problem)
 
     def _refuse_kind(self, name: str, kind: type) -> NoReturn:

@@ -59,11 +59,11 @@ def parse_delivery(fields: Fields) -> Delivery:
     if options is None:
         return Delivery(stream, include_usage=False)
     if not stream:
-        refuse("stream_options", "means nothing without stream: true")
+        refuse("stream_options", "requires stream: true")
     include_usage = options.boolean("include_usage")
     continuous_usage = options.boolean("continuous_usage_stats")
     if continuous_usage and not include_usage:
-        refuse("stream_options.continuous_usage_stats", "means nothing without include_usage: true")
+        refuse("stream_options.continuous_usage_stats", "requires include_usage: true")
     options.end()
     return Delivery(stream, include_usage, continuous_usage)
 

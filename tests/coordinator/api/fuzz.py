@@ -138,7 +138,7 @@ GOOD_STATUSES = (
 
 
 def random_head(source: random.Random) -> bytes:
-    """What is no request, or hardly one, up to the end of its headers."""
+    """Bytes that are not a valid request, up to the end of its headers."""
     line = source.choice(
         (b"GET /health HTTP/1.1", b"POST /v1/completions HTTP/1.1", b"PRI * HTTP/2.0")
     )
@@ -147,7 +147,7 @@ def random_head(source: random.Random) -> bytes:
 
 
 def damaged(source: random.Random, content: bytes) -> bytes:
-    """With some bytes changed, taken out or put in."""
+    """The bytes with some changed, removed or inserted."""
     damage = bytearray(content)
     for _ in range(source.randrange(1, 5)):
         place = source.randrange(len(damage) + 1)
@@ -156,7 +156,7 @@ def damaged(source: random.Random, content: bytes) -> bytes:
 
 
 async def fuzz_http(mesh: ToyMesh, num_requests: int, seed: int) -> Counter[int]:
-    """Statuses by number; asserts that none is a failure, and that nothing is left."""
+    """The number of responses by status; asserts that none is a failure and no state is left."""
     source = random.Random(seed)
     statuses: Counter[int] = Counter()
     headers = {"content-type": "application/json"}
@@ -177,7 +177,7 @@ async def fuzz_http(mesh: ToyMesh, num_requests: int, seed: int) -> Counter[int]
 
 
 async def fuzz_grpc(mesh: ToyMesh, num_requests: int, seed: int) -> Counter[grpc.StatusCode]:
-    """Statuses by number; asserts that none is a failure, and that nothing is left."""
+    """The number of responses by status; asserts that none is a failure and no state is left."""
     source = random.Random(seed)
     statuses: Counter[grpc.StatusCode] = Counter()
     for _ in range(num_requests):
@@ -199,7 +199,7 @@ async def fuzz_grpc(mesh: ToyMesh, num_requests: int, seed: int) -> Counter[grpc
 
 
 async def check_unharmed(mesh: ToyMesh) -> None:
-    """Idle, in the epoch that it began with, and right."""
+    """Asserts that the mesh is idle, in its first epoch, and gives the right tokens."""
     state = await mesh.until_idle()
     assert state.replicas[0].epoch.counter == 1
     answer = (await collect(mesh.infer(token_request((5, 6, 7)))))[0]
@@ -207,7 +207,7 @@ async def check_unharmed(mesh: ToyMesh) -> None:
 
 
 async def _status_of(mesh: ToyMesh, head: bytes) -> int:
-    """How a bare connection is answered; 0 where it is closed without a word."""
+    """The status that a raw connection gets; 0 if it is closed without a response."""
     host, _, port = mesh.addresses.http.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(head)

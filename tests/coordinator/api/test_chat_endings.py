@@ -1,4 +1,4 @@
-"""How a conversation may end: with an answer's beginning, open, or as its template leaves it."""
+"""The end of a conversation: a new assistant turn, none, or a continued last message."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def test_render_chat_that_continues_stops_behind_the_last_message(bundled: Token
     assert closed == opened + "<|im_end|>\n"
 
 
-def test_render_chat_that_continues_what_the_template_drops_is_refused(
+def test_render_chat_that_continues_text_the_template_drops_is_refused(
     bundled: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundled._transformers, "chat_template", "{{ messages[0].content }}")
@@ -59,7 +59,7 @@ BODIES: list[tuple[dict[str, Any], int]] = [
 ]
 
 
-async def test_http_chat_ends_as_it_is_asked_to(toy_folder: Path) -> None:
+async def test_http_chat_ends_as_requested(toy_folder: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         for change, status in BODIES:
@@ -70,7 +70,7 @@ async def test_http_chat_ends_as_it_is_asked_to(toy_folder: Path) -> None:
                     assert response.json()["error"]["param"] in change
 
 
-async def test_infer_that_begins_and_continues_at_once_is_refused(toy_folder: Path) -> None:
+async def test_infer_that_starts_a_turn_and_continues_one_is_refused(toy_folder: Path) -> None:
     chat = inference_pb2.Chat(
         messages=[inference_pb2.ChatMessage(role="user", content="hi")],
         add_generation_prompt=True,

@@ -23,7 +23,7 @@ TEXT = " ".join(f"w{token_id}" for token_id in PROMPT)
 
 
 def expected_logprobs(prompt: tuple[int, ...]) -> list[float | None]:
-    """What the model says of every token of the prompt; nothing of the first."""
+    """The model's log-probability of every token of the prompt; None for the first."""
     return [None, *(toy_logprobs(prompt[:n])[prompt[n]] for n in range(1, len(prompt)))]
 
 
@@ -53,7 +53,7 @@ def assert_told(prompt: list[inference_pb2.PromptToken]) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 9])
-async def test_infer_tells_every_token_of_a_prompt_in_chunks_once(
+async def test_infer_scores_every_token_of_a_chunked_prompt_once(
     max_tokens: int, toy_folder: Path
 ) -> None:
     request = token_request(PROMPT, max_tokens=max_tokens, num_prompt_logprobs=2)
@@ -67,7 +67,7 @@ async def test_infer_tells_every_token_of_a_prompt_in_chunks_once(
     assert last.usage.completion_tokens == max_tokens
 
 
-async def test_infer_of_a_prompt_of_one_token_tells_it(toy_folder: Path) -> None:
+async def test_infer_scores_a_prompt_of_one_token(toy_folder: Path) -> None:
     request = token_request((5,), max_tokens=0, num_prompt_logprobs=0)
     async with toy_mesh(toy_folder) as mesh:
         [token], generated, _ = await ask(mesh, request)
@@ -75,9 +75,7 @@ async def test_infer_of_a_prompt_of_one_token_tells_it(toy_folder: Path) -> None
 
 
 @pytest.mark.parametrize("step", range(4, 12, 2))
-async def test_infer_after_the_end_of_an_epoch_tells_every_token_once(
-    step: int, toy_folder: Path
-) -> None:
+async def test_infer_after_a_recovery_scores_every_token_once(step: int, toy_folder: Path) -> None:
     request = token_request(PROMPT, max_tokens=9, num_prompt_logprobs=2)
     async with toy_mesh(toy_folder, max_step_tokens=16) as mesh:
         await mesh.until_ready()
@@ -89,7 +87,7 @@ async def test_infer_after_the_end_of_an_epoch_tells_every_token_once(
     assert state.replicas[0].epoch.counter == 2
 
 
-async def test_infer_after_preemption_tells_every_token_once(toy_folder: Path) -> None:
+async def test_infer_after_preemption_scores_every_token_once(toy_folder: Path) -> None:
     requests = [
         token_request((first, *PROMPT[1:]), max_tokens=200, num_prompt_logprobs=2)
         for first in (PROMPT[0], 80, 81, 82)
@@ -125,7 +123,7 @@ async def test_infer_does_not_take_a_scored_prompt_from_the_prefix_cache(toy_fol
         ({"num_choices": 2, "num_prompt_logprobs": 0}, "num_choices"),
     ],
 )
-async def test_infer_prompt_logprobs_that_cannot_be_are_refused(
+async def test_infer_invalid_prompt_logprobs_are_refused(
     change: dict[str, int], field: str, toy_folder: Path
 ) -> None:
     request = token_request(PROMPT, num_prompt_logprobs=change["num_prompt_logprobs"])
@@ -152,7 +150,7 @@ async def test_stage_that_scores_other_positions_ends_the_epoch_and_not_the_requ
 
 
 @pytest.mark.parametrize("max_tokens", [0, 3])
-async def test_completion_echo_with_logprobs_tells_prompt_and_answer(
+async def test_completion_echo_with_logprobs_has_prompt_and_answer(
     max_tokens: int, toy_folder: Path
 ) -> None:
     body = {
@@ -197,7 +195,7 @@ async def test_completion_echo_with_logprobs_streamed_is_the_same(toy_folder: Pa
     ("body", "param"),
     [({"logprobs": 21}, "logprobs"), ({"logprobs": 1, "n": 2}, "n"), ({"prompt": ""}, None)],
 )
-async def test_completion_echo_that_cannot_be_is_refused(
+async def test_completion_invalid_echo_is_refused(
     body: dict[str, Any], param: str | None, toy_folder: Path
 ) -> None:
     body = {"prompt": TEXT, "max_tokens": 0, "echo": True, **body}

@@ -1,4 +1,4 @@
-"""Structured outputs at both APIs: compiled, refused with the reason, and failed alone."""
+"""Structured outputs at both APIs: compiled, refused with the reason, failed during generation."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def refusals() -> dict[str, tuple[StructuredOutput, str]]:
 
 
 @pytest.mark.parametrize("name", refusals())
-async def test_compile_what_cannot_be_used_is_refused_with_the_reason(name: str) -> None:
+async def test_compile_invalid_output_is_refused_with_the_reason(name: str) -> None:
     output, reason = refusals()[name]
     with pytest.raises(InvalidRequestError, match=reason) as caught:
         await compile_grammar(output, has_eos=True)
@@ -54,7 +54,7 @@ async def test_compile_what_cannot_be_used_is_refused_with_the_reason(name: str)
     [JSON_OBJECT, JsonSchema(SCHEMA), Regex("a/b|\n"), Choice(("", 'q"\\/', "é\n"))],
     ids=["object", "schema", "regex", "choice"],
 )
-async def test_compile_gives_a_grammar_that_the_matcher_takes(output: StructuredOutput) -> None:
+async def test_compile_gives_a_grammar_that_the_matcher_accepts(output: StructuredOutput) -> None:
     grammar = await compile_grammar(output, has_eos=True)
     assert LLMatcher.validate_grammar_with_warnings(grammar) == (False, [])
 
@@ -77,7 +77,7 @@ async def test_compile_for_a_model_without_end_of_sequence_is_refused() -> None:
     ],
     ids=["ignore_eos", "min_tokens", "regex"],
 )
-async def test_infer_structured_output_that_cannot_be_is_refused_by_its_field(
+async def test_infer_invalid_structured_output_is_refused_with_its_field(
     change: inference_pb2.InferRequest, field: str, toy_folder: Path
 ) -> None:
     request = token_request(PROMPT)
@@ -102,7 +102,7 @@ async def test_infer_grammar_reaches_the_slot_of_every_choice(toy_folder: Path) 
     assert {each.num_prompt_tokens for each in samplings} == {len(PROMPT)}
 
 
-async def test_infer_grammar_that_fails_on_the_way_ends_its_own_request_alone(
+async def test_infer_grammar_that_fails_during_generation_ends_only_its_request(
     toy_folder: Path,
 ) -> None:
     def fail(result: stage_pb2.StepResult) -> None:
@@ -161,7 +161,7 @@ BODIES: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_http_structured_output_that_cannot_be_is_refused_by_the_clients_field(
+async def test_http_invalid_structured_output_is_refused_with_the_clients_field(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:

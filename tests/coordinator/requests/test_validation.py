@@ -1,4 +1,4 @@
-"""What a request may ask for."""
+"""Validation of requests."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ def check(request: GenerationRequest) -> None:
 
 
 @given(temperature=floats, top_p=floats, min_p=floats, num_logprobs=st.integers(0, 300))
-def test_check_sampling_any_numbers_are_sane_or_refused(
+def test_check_sampling_any_numbers_are_valid_or_refused(
     temperature: float, top_p: float, min_p: float, num_logprobs: int
 ) -> None:
     sampling = Sampling(
@@ -82,13 +82,13 @@ def test_check_sampling_out_of_range_names_the_field(field: str, sampling: Sampl
         replace(GOOD, prompts=(Chat((MESSAGE,) * (MAX_MESSAGES_PER_REQUEST + 1)),)),
     ],
 )
-def test_check_request_one_thing_wrong_is_refused(bad: GenerationRequest) -> None:
+def test_check_request_with_one_invalid_field_is_refused(bad: GenerationRequest) -> None:
     check(GOOD)
     with pytest.raises(BadRequestError):
         check(bad)
 
 
-def test_check_num_logprobs_beyond_the_bound_says_what_would_fit() -> None:
+def test_check_num_logprobs_beyond_the_bound_reports_the_largest_valid_number() -> None:
     check_num_logprobs(64, MAX_LOGPROBS_PER_REQUEST // 64)
     with pytest.raises(InvalidRequestError, match="at most 32"):
         check_num_logprobs(64, MAX_LOGPROBS_PER_REQUEST // 32)

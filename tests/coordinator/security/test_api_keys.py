@@ -1,4 +1,4 @@
-"""The file of API keys: what it may hold, whom it lets in, and how it changes while it is used."""
+"""The file of API keys: its format, its limits, and changes while it is in use."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ from runtime.errors import KeyFileError, UnauthenticatedError
 ALICE = Tenant("alice", max_in_flight=2, tokens_per_minute=100)
 
 
-def test_added_key_opens_the_api_and_is_not_in_the_file(tmp_path: Path) -> None:
+def test_added_key_is_accepted_and_not_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     key = add_key(path, ALICE)
     other = add_key(path, Tenant("bob"))
@@ -43,7 +43,7 @@ def test_key_added_below_a_line_without_an_end_leaves_the_file_readable(tmp_path
     "authorization",
     [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic {key}", "{key}", "Bearer {hash}", "é"],
 )
-def test_anything_but_a_known_key_is_refused(authorization: str | None, tmp_path: Path) -> None:
+def test_missing_or_unknown_key_is_refused(authorization: str | None, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     key = add_key(path, ALICE)
     if authorization is not None:
@@ -53,19 +53,19 @@ def test_anything_but_a_known_key_is_refused(authorization: str | None, tmp_path
     assert key not in str(caught.value)
 
 
-def test_api_without_a_file_lets_everybody_in() -> None:
+def test_api_without_a_key_file_needs_no_key() -> None:
     keys = ApiKeys(None)
     assert keys.tenant(None) == keys.tenant("Bearer none") == ANONYMOUS
 
 
-def test_limits_that_the_file_leaves_open_are_the_defaults(tmp_path: Path) -> None:
+def test_limits_missing_in_the_file_are_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     key = add_key(path, Tenant("bob", max_in_flight=7))
     keys = ApiKeys(path, defaults=Tenant("", max_in_flight=1, tokens_per_minute=50))
     assert keys.tenant(f"Bearer {key}") == Tenant("bob", max_in_flight=7, tokens_per_minute=50)
 
 
-def test_changed_file_counts_at_once_and_a_broken_one_not(tmp_path: Path) -> None:
+def test_changed_file_takes_effect_and_an_invalid_one_does_not(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     first = add_key(path, ALICE)
     keys = ApiKeys(path)
@@ -108,9 +108,7 @@ HASH = "0" * 64
         (f'[alice]\nsha256 = "{HASH}"\n[alice]\nsha256 = "{HASH}"', "not TOML"),
     ],
 )
-def test_file_with_a_mistake_is_refused_with_its_name(
-    content: str, says: str, tmp_path: Path
-) -> None:
+def test_invalid_file_is_refused_with_the_problem(content: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(content)
     with pytest.raises(KeyFileError) as caught:
@@ -119,7 +117,7 @@ def test_file_with_a_mistake_is_refused_with_its_name(
     assert str(path) in str(caught.value)
 
 
-def test_file_that_is_missing_says_how_to_make_one(tmp_path: Path) -> None:
+def test_missing_file_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="stagemesh keys add"):
         ApiKeys(tmp_path / "none.toml")
 

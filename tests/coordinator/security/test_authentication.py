@@ -1,4 +1,4 @@
-"""Both APIs with API keys: who comes in, what the others are told, and what stays open."""
+"""API keys at both APIs: accepted and refused calls, and what needs no key."""
 
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,7 @@ STATE = (("GET", "/metrics"), ("GET", "/sd"), ("GET", "/state"), ("GET", "/versi
 OPEN = (("GET", "/health"), ("GET", "/ready"), ("GET", "/"), ("GET", "/live/main.js"))
 
 
-async def test_http_api_wants_a_key_for_everything_but_probes(
-    toy_folder: Path, tmp_path: Path
-) -> None:
+async def test_http_api_requires_a_key_except_for_probes(toy_folder: Path, tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     async with (
         toy_mesh(toy_folder, api_keys=keys.path, protect_state=True, num_workers=0) as mesh,
@@ -51,9 +49,7 @@ async def test_http_api_wants_a_key_for_everything_but_probes(
             assert (await client.request(method, path)).status_code in (200, 503)
 
 
-async def test_state_is_open_unless_it_is_told_to_be_protected(
-    toy_folder: Path, tmp_path: Path
-) -> None:
+async def test_state_is_open_unless_it_is_protected(toy_folder: Path, tmp_path: Path) -> None:
     keys = Keys(tmp_path)
     async with (
         toy_mesh(toy_folder, api_keys=keys.path, num_workers=0) as mesh,
@@ -64,7 +60,7 @@ async def test_state_is_open_unless_it_is_told_to_be_protected(
         assert (await mesh.state()).build
 
 
-async def test_grpc_api_wants_a_key_for_everything_but_probes_and_reflection(
+async def test_grpc_api_requires_a_key_except_for_probes_and_reflection(
     toy_folder: Path, tmp_path: Path
 ) -> None:
     keys = Keys(tmp_path)
@@ -94,7 +90,7 @@ async def test_grpc_api_wants_a_key_for_everything_but_probes_and_reflection(
 @pytest.mark.parametrize(
     "method", ["/", "/x", "//", "/stagemesh.v1.Inference/ListModels/", "/a/b/c/d"]
 )
-async def test_grpc_method_that_is_none_is_unimplemented(
+async def test_grpc_unknown_method_is_unimplemented(
     method: str, toy_folder: Path, tmp_path: Path
 ) -> None:
     keys = Keys(tmp_path)
@@ -105,7 +101,7 @@ async def test_grpc_method_that_is_none_is_unimplemented(
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_key_that_is_taken_back_or_added_counts_without_a_restart(
+async def test_key_removed_or_added_takes_effect_without_a_restart(
     toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.security.api_keys._POLL_SECONDS", 0.01)
@@ -151,7 +147,7 @@ async def test_api_beyond_loopback_without_keys_is_refused(
 
 
 @pytest.mark.parametrize("is_told", ["keys", "aloud"])
-async def test_api_beyond_loopback_opens_with_keys_or_when_told_aloud(
+async def test_api_beyond_loopback_listens_with_keys_or_allow_anonymous(
     is_told: str, toy_folder: Path, tmp_path: Path
 ) -> None:
     access = {"api_keys": Keys(tmp_path).path} if is_told == "keys" else {"allow_anonymous": True}

@@ -1,4 +1,4 @@
-"""What one tenant may have under way and use in a minute, on a clock that the test turns."""
+"""Limits of a tenant's requests in flight and tokens per minute, on a virtual clock."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from runtime.errors import TokenRateError, TooManyInFlightError
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ def test_requests_beyond_the_limit_are_refused_until_one_ends() -> None:
             pass
 
 
-def test_request_that_fails_gives_its_place_back() -> None:
+def test_request_that_fails_is_no_longer_in_flight() -> None:
     quotas, alice = Quotas(Clock()), Tenant("alice", max_in_flight=1)
     with pytest.raises(ZeroDivisionError), quotas.admit(alice):
         raise ZeroDivisionError
@@ -36,7 +36,7 @@ def test_request_that_fails_gives_its_place_back() -> None:
         pass
 
 
-def test_tenant_in_debt_waits_until_it_is_paid() -> None:
+def test_tenant_with_an_overdrawn_bucket_waits_until_it_is_refilled() -> None:
     clock = Clock()
     quotas, alice = Quotas(clock), Tenant("alice", tokens_per_minute=60)
     with quotas.admit(alice) as account:
@@ -49,7 +49,7 @@ def test_tenant_in_debt_waits_until_it_is_paid() -> None:
         pass
 
 
-def test_limit_that_changes_counts_from_the_next_request_on() -> None:
+def test_changed_limit_applies_from_the_next_request() -> None:
     quotas = Quotas(Clock())
     with quotas.admit(Tenant("alice")) as account:
         account.charge(10**9)

@@ -89,7 +89,9 @@ async def test_infer_logprobs_of_the_whole_vocabulary_arrive(toy_folder: Path) -
     assert top == pytest.approx(dict(enumerate(toy_logprobs(PROMPT))), rel=1e-5)
 
 
-async def test_infer_more_than_the_cache_holds_preempts_and_stays_right(toy_folder: Path) -> None:
+async def test_infer_more_than_the_cache_holds_preempts_and_gives_the_same_tokens(
+    toy_folder: Path,
+) -> None:
     prompts = [tuple(range(n, n + 20)) for n in range(24)]
     async with toy_mesh(toy_folder, behaviour={"num_kv_blocks": 7}) as mesh:
         calls = [collect(mesh.infer(token_request(prompt, max_tokens=30))) for prompt in prompts]
@@ -97,7 +99,7 @@ async def test_infer_more_than_the_cache_holds_preempts_and_stays_right(toy_fold
     assert sorted(answers) == sorted(toy_answer(prompt, 30) for prompt in prompts)
 
 
-async def test_infer_client_that_does_not_read_holds_nobody_up_and_loses_nothing(
+async def test_infer_client_that_does_not_read_delays_no_other_and_loses_nothing(
     toy_folder: Path,
 ) -> None:
     """Case 20: exo#1726, where full queues dropped messages and cut the output."""

@@ -18,7 +18,7 @@ Request = inference_pb2.InferRequest
 
 
 async def refusal(mesh: ToyMesh, request: Request) -> tuple[str, grpc.StatusCode, str]:
-    """Code, status and message of a request that must fail."""
+    """The code, status and message of a request that fails."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(mesh.infer(request))
     code, message = error_from_rpc(caught.value)
@@ -64,7 +64,7 @@ async def test_infer_bad_requests_get_one_clear_error_each(toy_folder: Path) -> 
         assert (await collect(mesh.infer(token_request(PROMPT))))[0].tokens == toy_answer(PROMPT, 8)
 
 
-async def test_infer_too_many_logprobs_at_once_are_refused_and_the_room_comes_back(
+async def test_infer_too_many_logprobs_at_once_are_refused_and_the_quota_is_released(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_router, "MAX_LOGPROBS_PER_STEP", 2 * VOCAB_SIZE)
@@ -84,7 +84,7 @@ async def test_infer_too_many_logprobs_at_once_are_refused_and_the_room_comes_ba
         calls[1].cancel()
 
 
-async def test_infer_client_leaves_while_running_releases_everything(toy_folder: Path) -> None:
+async def test_infer_client_disconnects_while_running_releases_everything(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         call = mesh.infer(token_request(PROMPT, (8, 9), max_tokens=500))
         await call.read()
@@ -104,7 +104,7 @@ async def test_infer_deadline_passes_while_running_ends_it(toy_folder: Path) -> 
         await mesh.until_idle()
 
 
-async def test_infer_before_workers_are_there_waits_for_them(toy_folder: Path) -> None:
+async def test_infer_before_workers_join_waits_for_them(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
         waiting = asyncio.create_task(collect(mesh.infer(token_request(PROMPT))))
         state = await mesh.until(lambda state: state.num_waiting == 1)
@@ -114,7 +114,7 @@ async def test_infer_before_workers_are_there_waits_for_them(toy_folder: Path) -
         assert (await waiting)[0].tokens == toy_answer(PROMPT, 8)
 
 
-async def test_infer_deadline_passes_in_the_queue_frees_its_place(toy_folder: Path) -> None:
+async def test_infer_deadline_in_the_queue_leaves_the_queue(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0, max_waiting=1) as mesh:
         await mesh.until(lambda state: state.phase.startswith("waiting"))
         first = asyncio.create_task(collect(mesh.infer(token_request(PROMPT), timeout=3.0)))
@@ -128,7 +128,7 @@ async def test_infer_deadline_passes_in_the_queue_frees_its_place(toy_folder: Pa
         await mesh.until(lambda state: state.num_waiting == 0)
 
 
-async def test_infer_fits_the_model_but_not_the_cache_is_refused_when_known(
+async def test_infer_prompt_longer_than_the_cache_is_refused_when_its_size_is_known(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=0, behaviour={"num_kv_blocks": 4}) as mesh:

@@ -36,7 +36,7 @@ async def test_infer_stop_text_of_any_length_ends_the_answer_there(
     assert state.replicas[0].num_steps < 100
 
 
-async def test_infer_stop_text_leaves_the_other_prompts_alone(toy_folder: Path) -> None:
+async def test_infer_stop_text_does_not_end_the_other_prompts(toy_folder: Path) -> None:
     request = token_request(PROMPT, (8, 9), max_tokens=30)
     request.stop.append(ANSWER[10:25])
     async with toy_mesh(toy_folder) as mesh:
@@ -45,7 +45,7 @@ async def test_infer_stop_text_leaves_the_other_prompts_alone(toy_folder: Path) 
     assert answers[1].tokens == toy_answer((8, 9), 30)
 
 
-async def test_infer_stop_text_after_an_epoch_ended_is_found_all_the_same(
+async def test_infer_stop_text_after_a_recovery_is_found(
     toy_folder: Path,
 ) -> None:
     request = token_request(PROMPT, max_tokens=400)
@@ -109,7 +109,7 @@ async def test_infer_lowest_priority_number_is_served_first(toy_folder: Path) ->
     assert ended == [3, 2, 1]
 
 
-async def test_infer_prompts_of_one_salt_share_what_they_begin_with(toy_folder: Path) -> None:
+async def test_infer_prompts_of_one_salt_share_their_prefix(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, block_size=4) as mesh:
         await mesh.until_ready()
         for salt in ("", "", "other"):
@@ -157,7 +157,7 @@ async def test_infer_prompts_of_one_salt_share_what_they_begin_with(toy_folder: 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_infer_bad_parameter_is_refused_by_its_name(
+async def test_infer_bad_parameter_is_refused_with_its_name(
     change: inference_pb2.InferRequest, field: str, toy_folder: Path
 ) -> None:
     request = token_request(PROMPT)

@@ -96,7 +96,7 @@ async def test_request_id_is_echoed_in_metadata(toy_folder: Path) -> None:
             await collect(call)
 
 
-async def test_request_id_is_made_where_there_is_none_and_told_with_an_error_too(
+async def test_request_id_missing_is_created_and_sent_with_an_error_too(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder) as mesh:
@@ -112,7 +112,7 @@ async def test_request_id_is_made_where_there_is_none_and_told_with_an_error_too
         assert dict(await refused.initial_metadata())["x-request-id"] == "refused"
 
 
-async def test_full_line_tells_grpc_clients_when_to_come_again(toy_folder: Path) -> None:
+async def test_full_queue_sends_grpc_clients_a_retry_delay(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0, max_waiting=1) as mesh:
         await mesh.until(lambda state: state.phase.startswith("waiting"))
         waiting = mesh.infer(token_request(PROMPT))
@@ -131,7 +131,7 @@ async def test_full_line_tells_grpc_clients_when_to_come_again(toy_folder: Path)
     assert retry.retry_delay.seconds >= 1
 
 
-async def test_errors_tell_their_details_to_grpc_clients(toy_folder: Path) -> None:
+async def test_errors_have_details_for_grpc_clients(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(mesh.infer(token_request(PROMPT, top_p=1.5)))

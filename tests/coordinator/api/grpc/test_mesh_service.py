@@ -1,4 +1,4 @@
-"""Join streams: who is let in, and how the end of one is noticed."""
+"""Join streams: which workers are admitted, and how the end of a stream is noticed."""
 
 import grpc
 import grpc.aio
@@ -12,7 +12,7 @@ from runtime.version import PROTOCOL_VERSION
 from tests.coordinator.mesh_server import mesh_server, workers
 
 
-async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
+async def test_join_valid_hello_is_welcomed_and_receives_heartbeats() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         message = await worker.join_mesh(address)
@@ -26,7 +26,7 @@ async def test_join_right_hello_is_welcomed_and_hears_heartbeats() -> None:
         assert second.HasField("heartbeat")
 
 
-async def test_join_hello_tells_what_the_device_computes_fast() -> None:
+async def test_join_hello_reports_the_dtypes_of_the_device() -> None:
     membership = Membership(4)
     dtypes = [stage_pb2.DTYPE_FLOAT32, stage_pb2.DTYPE_BFLOAT16]
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
@@ -34,7 +34,7 @@ async def test_join_hello_tells_what_the_device_computes_fast() -> None:
         assert membership.workers[0].identity.dtypes == ("float32", "bfloat16")
 
 
-async def test_join_other_protocol_version_is_refused_naming_both() -> None:
+async def test_join_other_protocol_version_is_refused_with_both_versions() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         message = await worker.join_mesh(address, protocol_version=PROTOCOL_VERSION + 1)
@@ -58,7 +58,7 @@ async def test_join_address_of_another_node_is_refused() -> None:
         assert "node here" in message.refusal.reason
 
 
-async def test_join_again_before_the_end_was_noticed_replaces_the_former() -> None:
+async def test_join_again_before_the_end_was_noticed_replaces_the_earlier_stream() -> None:
     """Case 24 (parallax#166): a quick rejoin is not counted twice."""
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
@@ -76,7 +76,7 @@ async def test_join_mesh_full_is_refused() -> None:
         assert "its 1 workers" in (await second.join_mesh(address)).refusal.reason
 
 
-async def test_join_again_to_a_full_mesh_replaces_the_former() -> None:
+async def test_join_again_to_a_full_mesh_replaces_the_earlier_stream() -> None:
     membership = Membership(1)
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
         await first.join_mesh(address)
@@ -86,7 +86,7 @@ async def test_join_again_to_a_full_mesh_replaces_the_former() -> None:
         assert [worker.identity.worker_id for worker in membership.workers] == ["b"]
 
 
-async def test_join_worker_is_put_out_is_told_why() -> None:
+async def test_join_evicted_worker_receives_the_reason() -> None:
     membership = Membership(1)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
@@ -96,7 +96,7 @@ async def test_join_worker_is_put_out_is_told_why() -> None:
         assert await worker.join.details() == "out of the mesh: its files differ"
 
 
-async def test_join_stream_breaks_worker_is_gone_with_a_reason() -> None:
+async def test_join_stream_breaks_removes_the_worker_with_a_reason() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
@@ -107,7 +107,7 @@ async def test_join_stream_breaks_worker_is_gone_with_a_reason() -> None:
         assert membership.workers == ()
 
 
-async def test_join_worker_falls_silent_is_gone_after_the_timeout() -> None:
+async def test_join_without_heartbeats_removes_the_worker_after_the_timeout() -> None:
     membership = Membership(4)
     async with mesh_server(membership, timeout_seconds=0.1) as (address, _), workers("a") as [w]:
         await w.join_mesh(address)
@@ -116,7 +116,7 @@ async def test_join_worker_falls_silent_is_gone_after_the_timeout() -> None:
         assert record.departure_reason == "no heartbeat within 0.1 s"
 
 
-async def test_join_heartbeats_keep_a_worker_in() -> None:
+async def test_join_with_heartbeats_keeps_the_worker() -> None:
     membership = Membership(4)
     async with mesh_server(membership, 0.1, 1.0) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
@@ -137,7 +137,7 @@ async def test_join_coordinator_closes_ends_every_stream() -> None:
         assert record.departure_reason == "the coordinator stops"
 
 
-async def test_heartbeat_tells_the_load_of_the_device() -> None:
+async def test_heartbeat_reports_the_load_of_the_device() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
@@ -150,7 +150,7 @@ async def test_heartbeat_tells_the_load_of_the_device() -> None:
         assert told == DeviceUsage(utilization=0.5, memory_used_bytes=7)
 
 
-async def test_heartbeat_tells_what_the_rank_did_and_in_which_epoch() -> None:
+async def test_heartbeat_reports_the_activity_of_the_rank_and_its_epoch() -> None:
     membership = Membership(4)
     async with mesh_server(membership) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)

@@ -1,4 +1,4 @@
-"""What makes a good body bad, and the status, code and field of the error that it deserves."""
+"""Changes that make a good body invalid, with the status, code and field of the error."""
 
 from typing import Any
 

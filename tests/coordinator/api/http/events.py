@@ -10,7 +10,7 @@ import httpx
 async def stream_events(
     client: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """The events of a streamed call; asserts that it begins well and ends with `[DONE]`."""
+    """The events of a streamed call; asserts its status and that it ends with `[DONE]`."""
     async with client.stream("POST", path, json={**body, "stream": True}) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")

@@ -31,7 +31,9 @@ async def test_chat_gives_one_message(toy_folder: Path) -> None:
     assert answer["usage"]["prompt_tokens"] == 3
 
 
-async def test_chat_streamed_says_the_role_once_and_the_end_last(toy_folder: Path) -> None:
+async def test_chat_streamed_sends_the_role_once_and_the_finish_reason_last(
+    toy_folder: Path,
+) -> None:
     body = {"messages": MESSAGES, "max_tokens": 6, "temperature": 0}
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         events = [event async for event in stream_events(client, PATH, body)]

@@ -69,7 +69,9 @@ async def test_logit_parameters_reach_the_stages(toy_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_n_gives_so_many_choices_of_each_prompt(stream: bool, toy_folder: Path) -> None:
+async def test_n_gives_this_number_of_choices_for_each_prompt(
+    stream: bool, toy_folder: Path
+) -> None:
     body: dict[str, Any] = {"prompt": [[5], [8, 9]], "n": 3, "max_tokens": 6, "temperature": 0}
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         if stream:

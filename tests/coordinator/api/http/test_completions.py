@@ -99,7 +99,7 @@ async def test_completion_streamed_with_continuous_usage_counts_up_to_the_whole(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_usage_tells_what_the_prefix_cache_had(stream: bool, toy_folder: Path) -> None:
+async def test_usage_reports_tokens_from_the_prefix_cache(stream: bool, toy_folder: Path) -> None:
     body = {"prompt": [[5] * 40, [9] * 40], "n": 2, "max_tokens": 4}
     told = []
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:

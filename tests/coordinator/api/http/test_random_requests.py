@@ -1,4 +1,4 @@
-"""Random bodies and messages at both APIs: an answer or one clear error, and nothing is left."""
+"""Random bodies and messages at both APIs: an answer or one error, and no state is left."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the HTTP API refuses: one clear error each, in OpenAI's shape, and harm to nobody."""
+"""Requests that the HTTP API refuses: one error each, in OpenAI's shape."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ JSON = {"content-type": "application/json"}
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error, whose shape is checked."""
+    """The error of a response; asserts its shape."""
     [(name, error)] = response.json().items()
     assert name == "error"
     assert sorted(error) == ["code", "message", "param", "type"]
@@ -67,7 +67,7 @@ async def test_bad_bodies_get_one_clear_error_each(toy_folder: Path) -> None:
         (b"{}", {**JSON, "x-request-id": "x" * 200}, 400, "invalid_request"),
     ],
 )
-async def test_bodies_that_are_no_request_are_refused(
+async def test_bodies_that_are_not_a_request_are_refused(
     content: bytes, headers: dict[str, str], status: int, code: str, toy_folder: Path
 ) -> None:
     limit = 4096 if status == 413 else 1 << 20
@@ -87,7 +87,7 @@ async def test_text_full_of_brackets_is_read(toy_folder: Path) -> None:
     assert len(answer.json()["tokens"]) == 1 + 2 * 40_000
 
 
-async def test_headers_without_an_end_are_cut_off(toy_folder: Path) -> None:
+async def test_headers_without_an_end_close_the_connection(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
         host, _, port = mesh.addresses.http.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -96,7 +96,7 @@ async def test_headers_without_an_end_are_cut_off(toy_folder: Path) -> None:
         writer.close()
 
 
-async def test_body_without_a_length_is_cut_at_the_limit(toy_folder: Path) -> None:
+async def test_body_without_a_length_is_refused_at_the_limit(toy_folder: Path) -> None:
     async def endless() -> Any:
         for _ in range(100):
             yield b" " * 1024
@@ -120,7 +120,7 @@ async def test_body_without_a_length_is_cut_at_the_limit(toy_folder: Path) -> No
         ("POST", "/v1/embeddings", 400, "unsupported_parameter"),
     ],
 )
-async def test_paths_that_are_not_served_say_so(
+async def test_unknown_paths_and_methods_are_refused(
     method: str, path: str, status: int, code: str, toy_folder: Path
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh, mesh.http() as client:

@@ -16,13 +16,13 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def until_status(client: httpx.AsyncClient, path: str, status: int) -> httpx.Response:
-    """Asks until the answer has the status; the test's timeout bounds the wait."""
+    """Repeats the request until the response has the status; the test's timeout bounds the wait."""
     while (response := await client.get(path)).status_code != status:
         pass
     return response
 
 
-async def test_ready_tells_the_truth_while_health_says_alive(toy_folder: Path) -> None:
+async def test_ready_follows_the_state_while_health_is_alive(toy_folder: Path) -> None:
     # vllm#11996, exo#1458, sglang#18421: green after the worker died.
     async with toy_mesh(toy_folder, num_workers=0) as mesh, mesh.http() as client:
         response = await client.get("/ready")
@@ -159,7 +159,7 @@ async def test_live_page_and_its_files_come_from_the_api_and_may_load_nothing_el
             assert (await client.get(path)).status_code == 404, path
 
 
-async def test_metrics_tell_by_api_what_ended_and_what_was_refused(toy_folder: Path) -> None:
+async def test_metrics_count_ended_and_refused_requests_by_api(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         await mesh.until_ready()
         await collect(mesh.infer(token_request((5, 6, 7), max_tokens=4)))
@@ -202,7 +202,7 @@ async def test_cors_is_off_unless_an_origin_is_allowed(toy_folder: Path) -> None
     assert "access-control-allow-origin" not in stranger.headers
 
 
-async def test_probes_that_nobody_waits_for_leave_nothing_behind(toy_folder: Path) -> None:
+async def test_probes_that_are_abandoned_leave_no_state(toy_folder: Path) -> None:
     """Case 8: sglang#35884, where probes that timed out piled up."""
     async with toy_mesh(toy_folder) as mesh:
         await mesh.until_ready()

@@ -1,4 +1,4 @@
-"""HTTP clients that leave or do not read: their requests end, and nobody else notices."""
+"""HTTP clients that disconnect or do not read: their requests end, others are not affected."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ ENDLESS = {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 500, "temperature": 0, "
 async def send(
     mesh: ToyMesh, body: dict[str, Any]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A request over a bare connection, which the test may close at any moment."""
+    """A request over a raw connection, which the test may close at any moment."""
     host, _, port = mesh.addresses.http.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**12)
     content = json.dumps(body).encode()
@@ -49,7 +49,7 @@ def is_waiting(state: mesh_pb2.GetStateResponse) -> bool:
 
 @pytest.mark.parametrize("num_choices", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_while_running_stops_generation(
+async def test_client_that_disconnects_while_running_stops_generation(
     stream: bool, num_choices: int, toy_folder: Path
 ) -> None:
     """Case 7: vllm#9428; vllm#14326, where several choices could not be stopped."""
@@ -64,7 +64,7 @@ async def test_client_that_leaves_while_running_stops_generation(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_while_steps_are_in_flight_frees_all(
+async def test_client_that_disconnects_with_steps_in_flight_frees_all_blocks(
     stream: bool, toy_folder: Path
 ) -> None:
     """Case 6: sglang#29405, #26912."""
@@ -84,7 +84,7 @@ async def test_client_that_leaves_while_steps_are_in_flight_frees_all(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_while_waiting_frees_its_place(
+async def test_client_that_disconnects_while_waiting_leaves_the_queue(
     stream: bool, toy_folder: Path
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh:
@@ -95,7 +95,7 @@ async def test_client_that_leaves_while_waiting_frees_its_place(
         await mesh.until(lambda state: not is_waiting(state))
 
 
-async def test_client_that_leaves_in_the_middle_of_its_body_leaves_nothing(
+async def test_client_that_disconnects_within_its_body_leaves_no_state(
     toy_folder: Path,
 ) -> None:
     async with toy_mesh(toy_folder, num_workers=0) as mesh, mesh.http() as client:
@@ -107,7 +107,7 @@ async def test_client_that_leaves_in_the_middle_of_its_body_leaves_nothing(
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_client_that_does_not_read_holds_nobody_up_and_loses_nothing(
+async def test_client_that_does_not_read_delays_no_other_and_loses_nothing(
     toy_folder: Path,
 ) -> None:
     """Case 20: exo#1726, where full queues dropped messages and cut the output."""
@@ -133,7 +133,7 @@ async def test_client_that_does_not_read_holds_nobody_up_and_loses_nothing(
         assert text == "".join(f" w{token}" for token in toy_answer((index + 1,), 500))
 
 
-async def test_failure_in_a_stream_is_told_as_an_event_without_done(toy_folder: Path) -> None:
+async def test_failure_in_a_stream_is_an_event_without_done(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder, grace_seconds=0.05) as mesh, mesh.http() as client:
         await mesh.until_ready()
         body = {**ENDLESS, "max_tokens": 500, "stream": True}

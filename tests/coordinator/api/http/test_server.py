@@ -1,4 +1,4 @@
-"""Connections that bring nothing: each is closed in time, and none that is served."""
+"""Idle connections: each is closed in time, and no connection with a running request is."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.api.http import server
-from tests.coordinator.api.http.test_leaving import (
+from tests.coordinator.api.http.test_streaming_response import (
     ENDLESS,
     PATH,
     is_running,
@@ -27,7 +27,7 @@ async def connect(mesh: ToyMesh) -> Connection:
 
 
 async def read_end(connection: Connection) -> bytes:
-    """What the API still sends before it closes the connection."""
+    """The bytes that the API sends before it closes the connection."""
     reader, writer = connection
     with contextlib.suppress(ConnectionError):
         rest = await reader.read()
@@ -47,7 +47,7 @@ async def read_end(connection: Connection) -> bytes:
     ],
     ids=["nothing", "line", "headers", "next", "body"],
 )
-async def test_connection_that_brings_no_request_is_closed(
+async def test_connection_without_a_request_is_closed(
     opening: bytes, toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
@@ -58,7 +58,7 @@ async def test_connection_that_brings_no_request_is_closed(
         assert end.count(b"HTTP/1.1") == opening.count(b"\r\n\r\n")
 
 
-async def test_trickle_of_headers_buys_no_time(
+async def test_slow_headers_do_not_extend_the_deadline(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
@@ -90,7 +90,7 @@ async def test_request_that_waits_keeps_its_connection(
         await mesh.until(lambda state: not is_waiting(state))
 
 
-async def test_client_that_never_takes_its_answer_is_cut_off_and_others_go_on(
+async def test_client_that_never_reads_is_disconnected_and_others_continue(
     toy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "STALL_SECONDS", 0.05)
@@ -109,7 +109,7 @@ async def test_client_that_never_takes_its_answer_is_cut_off_and_others_go_on(
         writer.transport.abort()
 
 
-async def test_answer_is_taken_in_time_by_who_reads(toy_folder: Path) -> None:
+async def test_answer_read_in_time_is_complete(toy_folder: Path) -> None:
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         await mesh.until_ready()
         for _ in range(3):
