@@ -42,7 +42,8 @@ class Scheduler:
     flight, and successive chunks of its prompt may be out together. A step, once made, is sent.
     """
 
-    def __init__(self, limits: SchedulerLimits, policy: Policy) -> None:
+    def __init__(self, limits: SchedulerLimits, policy: Policy, first_step: int = 0) -> None:
+        """`first_step` is the number of the first step of the epoch."""
         self._policy = policy
         self._admission = AdmissionControl()
         self._table = SequenceTable(limits, self._admission.shares)
@@ -50,11 +51,11 @@ class Scheduler:
         # Tokens of sequences that got a slot, and how many of them the prefix cache had.
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self._start_epoch(limits)
+        self._start_epoch(limits, first_step)
 
-    def _start_epoch(self, limits: SchedulerLimits) -> None:
+    def _start_epoch(self, limits: SchedulerLimits, first_step: int) -> None:
         self._limits = limits
-        self._in_flight = StepsInFlight()
+        self._in_flight = StepsInFlight(first_step)
         self._admission.start_epoch()
         self._policy.start_epoch(limits)
         self._meter = PipelineMeter()
@@ -131,14 +132,14 @@ class Scheduler:
         """
         self.num_preemptions += self._table.isolate(sequence_id)
 
-    def restart(self, limits: SchedulerLimits) -> tuple[int, ...]:
+    def restart(self, limits: SchedulerLimits, first_step: int = 0) -> tuple[int, ...]:
         """Begins a new epoch: nothing in flight, no slots, and every sequence waits again.
 
         Tokens already reported stay and are computed again as part of the prompt, so each is
         reported once. Returns the ids of sequences that cannot fit the new limits; they are gone.
         """
         dropped = self._table.start_epoch(limits)
-        self._start_epoch(limits)
+        self._start_epoch(limits, first_step)
         return dropped
 
     # ---- output ----------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ def checked_schedulers() -> Iterator[None]:
     made: list[Scheduler] = []
     make = Scheduler.__init__
 
-    def note(scheduler: Scheduler, limits: SchedulerLimits, policy: Policy) -> None:
-        make(scheduler, limits, policy)
+    def note(
+        scheduler: Scheduler, limits: SchedulerLimits, policy: Policy, first_step: int = 0
+    ) -> None:
+        make(scheduler, limits, policy, first_step)
         made.append(scheduler)
 
     with mock.patch.object(Scheduler, "__init__", note):

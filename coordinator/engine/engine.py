@@ -210,7 +210,7 @@ class Engine:
 
     async def serve(self, streams: EpochStreams, limits: SchedulerLimits) -> None:
         """Never returns: runs the requests over `streams` until the epoch ends."""
-        self._begin(limits)
+        self._begin(limits, streams.num_sent)
         assert self.scheduler is not None
         self.is_serving = True
         self.on_change(self)
@@ -260,22 +260,25 @@ class Engine:
         self.on_change(self)
         return poison_id is not None
 
-    def _begin(self, limits: SchedulerLimits) -> None:
-        """Gives the scheduler the new epoch's limits, the first time also everyone in line."""
+    def _begin(self, limits: SchedulerLimits, first_step: int) -> None:
+        """Starts an epoch in the scheduler, which continues the numbers of the canary's steps.
+
+        The first time, all queued requests are added.
+        """
         self.limits = limits
         if self.scheduler is not None:
-            self._restart(limits)
+            self._restart(limits, first_step)
             return
-        self.scheduler = Scheduler(limits, self._policy)
+        self.scheduler = Scheduler(limits, self._policy, first_step)
         for generation in self._roster:
             self._schedule(generation)
 
-    def _restart(self, limits: SchedulerLimits) -> None:
+    def _restart(self, limits: SchedulerLimits, first_step: int = 0) -> None:
         """Everything waits again, but for what the new limits have no room for."""
         assert self.scheduler is not None
         self.observe_scheduler()
         self._policy_metrics.start_epoch()
-        for sequence_id in self.scheduler.restart(limits):
+        for sequence_id in self.scheduler.restart(limits, first_step):
             self._end_unfit(self._roster[sequence_id], limits)
         self._isolate(self._detector.isolated_id)
 

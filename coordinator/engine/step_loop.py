@@ -5,7 +5,6 @@ It knows neither clients nor workers, so that the canary and the requests run th
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from coordinator.stage_client.epoch_streams import EpochStreams
@@ -47,8 +46,6 @@ class StepLoop:
         self._listener = listener
         self._watchdog = watchdog
         self._clock = clock
-        # The canary's steps came first: the scheduler counts from 0, the epoch goes on.
-        self._first_step = streams.num_sent
 
     async def run(self) -> None:
         """Never returns; raises how the epoch ends when the watchdog finds that nothing moves."""
@@ -71,14 +68,13 @@ class StepLoop:
     def _apply_results(self) -> None:
         """What stages have measured first: the policy then knows of a step when it is over."""
         for record in self._streams.take_records():
-            self._scheduler.observe(replace(record, step=record.step - self._first_step))
+            self._scheduler.observe(record)
         for result in self._streams.take_results():
             now = self._clock()
             self._watchdog.moved(now)
-            number = result.step - self._first_step
-            for scored in self._scheduler.score(number, result.scored):
+            for scored in self._scheduler.score(result.step, result.scored):
                 self._listener.on_scored(scored)
-            for event in self._scheduler.update(number, result.sampled, now):
+            for event in self._scheduler.update(result.step, result.sampled, now):
                 self._listener.on_token(event, now)
 
     async def _send_steps(self) -> None:
@@ -90,7 +86,7 @@ class StepLoop:
             if self._scheduler.num_steps_in_flight == 1:
                 self._watchdog.moved(now)
             self._listener.on_step(step, now)
-            await self._streams.send(self._renumber(step))
+            await self._streams.send(step)
 
     async def _wait(self) -> None:
         activity = self._activity()
@@ -111,6 +107,3 @@ class StepLoop:
             num_steps_in_flight=scheduler.num_steps_in_flight,
             can_send=self._streams.can_send,
         )
-
-    def _renumber(self, step: Step) -> Step:
-        return replace(step, number=step.number + self._first_step)

@@ -77,7 +77,8 @@ class EpochStreams:
         return self.num_credits > 0
 
     async def send(self, step: Step) -> None:
-        """Writes `step` to every rank of stage 0; requires `can_send`."""
+        """Writes the next step to every rank of stage 0; requires `can_send`."""
+        assert step.number == self._num_sent, f"step {step.number} follows {self._num_sent - 1}"
         frame = stage_pb2.Frame(
             epoch=self._epoch.to_proto(), step=step.number, header=step_to_header(step), last=True
         )

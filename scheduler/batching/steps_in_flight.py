@@ -30,13 +30,13 @@ NUM_DONE_KEPT = 32
 class StepsInFlight:
     """The steps of one epoch whose result has not come, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_number: int = 0) -> None:
         # By slot, who gets a token of each of them.
         self._draws_of_step: deque[Mapping[int, SlotAllocation]] = deque()
         # By step, as long as it is in flight; most have none.
         self._scores: dict[int, tuple[Score, ...]] = {}
         self._sent: dict[int, SentStep] = {}
-        self._next_number = 0
+        self._next_number = first_number
 
     def __len__(self) -> int:
         return len(self._draws_of_step)

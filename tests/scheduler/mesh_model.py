@@ -145,12 +145,12 @@ class Mesh:
             steps.append(step)
         return steps
 
-    def restart(self, limits: SchedulerLimits) -> tuple[int, ...]:
+    def restart(self, limits: SchedulerLimits, first_step: int = 0) -> tuple[int, ...]:
         """The replica's epoch ends, with all that was on the way, and another one begins."""
         self.limits = limits
-        self.stage = StageModel(limits)
+        self.stage = StageModel(limits, first_step)
         self._results.clear()
-        dropped = self.scheduler.restart(limits)
+        dropped = self.scheduler.restart(limits, first_step)
         self.gone.update(dropped)
         return dropped
 

@@ -33,10 +33,11 @@ class StageSlot:
 class StageModel:
     """Executes the steps of one epoch strictly in order, asserting that each is allowed."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, first_step: int = 0) -> None:
         self._limits = limits
         self._kv: dict[tuple[int, int], int] = {}
         self.slots: dict[int, StageSlot] = {}
+        self._first_step = first_step
         self.num_steps = 0
         self.num_tokens = 0
 
@@ -47,7 +48,7 @@ class StageModel:
 
     def run(self, step: Step) -> tuple[SampledToken, ...]:
         """Applies releases, openings and chunks; returns the tokens drawn, in chunk order."""
-        assert step.number == self.num_steps
+        assert step.number == self._first_step + self.num_steps
         self.num_steps += 1
         assert step.num_tokens <= self._limits.max_step_tokens
         assert len(step.chunks) <= self._limits.max_sequences

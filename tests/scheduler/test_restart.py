@@ -25,7 +25,8 @@ def test_restart_at_any_moment_gives_each_token_once(num_turns: int, num_in_flig
     mesh.finish()
 
 
-def test_restart_begins_with_step_zero_and_the_tokens_so_far() -> None:
+@pytest.mark.parametrize("first_step", [0, 5])
+def test_restart_begins_with_the_first_step_and_the_tokens_so_far(first_step: int) -> None:
     mesh = Mesh(make_limits(num_steps_in_flight=1))
     mesh.add(make_request(1, prompt=4, max_tokens=6))
     for _ in range(3):
@@ -33,10 +34,10 @@ def test_restart_begins_with_step_zero_and_the_tokens_so_far() -> None:
         mesh.receive()
     generated = tuple(mesh.tokens[1])
     assert len(generated) == 3
-    mesh.restart(make_limits())
+    mesh.restart(make_limits(), first_step)
     step = mesh.send()
     assert step is not None
-    assert step.number == 0
+    assert step.number == first_step
     assert step.released_slots == ()
     assert step.chunks[0].token_ids == (*mesh.requests[1].prompt_ids, *generated)
     mesh.finish()
