@@ -1,4 +1,4 @@
-"""An API that answers as its prompt says, for tests of clients."""
+"""A scripted API whose answers depend on the prompt, for tests of clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -18,8 +18,8 @@ StateContext = grpc.aio.ServicerContext[
 AnyContext = grpc.aio.ServicerContext[Any, Any]
 
 
-class API(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsServicer):
-    """Echoes the prompt letter by letter; `hang` then waits, `full` refuses, `busy` but once."""
+class EchoServer(inference_pb2_grpc.InferenceServicer, mesh_pb2_grpc.OperationsServicer):
+    """Echoes the prompt letter by letter; `hang` then waits, `full` is rejected, `busy` once."""
 
     def __init__(self) -> None:
         self.asked_ids: list[str] = []

@@ -26,7 +26,7 @@ def test_parse_size_with_any_unit_gives_bytes(text: str, num_bytes: int) -> None
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1MiB", "2 XiB", "1e9", "2GiB2", "٣MiB"])
-def test_parse_size_malformed_says_how_to_write_one(text: str) -> None:
+def test_parse_size_malformed_raises_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"write for example 512MiB or 2GiB"):
         parse_size(text)
 
@@ -45,7 +45,7 @@ def test_parse_layers_of_any_counts_round_trips(counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "3,,7", "3;7", "a,b", "3,-1", "3,2.5", "3,²"])
-def test_parse_layers_malformed_says_how_to_write_them(text: str) -> None:
+def test_parse_layers_malformed_raises_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"write for example 3,20,7"):
         parse_layers(text)
 

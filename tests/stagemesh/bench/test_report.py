@@ -1,4 +1,4 @@
-"""The statistics of a load test and how they are told, on answers whose times are known."""
+"""The statistics and reports of a load test, for known times."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def make_result() -> LoadResult:
     )
 
 
-def test_figures_follow_their_definitions() -> None:
+def test_statistics_follow_their_definitions() -> None:
     statistics = summarize(make_result(), LOAD.targets)
     assert (statistics.num_completed, statistics.num_failed) == (2, 1)
     assert (statistics.num_input_tokens, statistics.num_output_tokens) == (8, 6)
@@ -46,7 +46,7 @@ def test_goodput_without_targets_is_none_and_one_token_meets_any_tpot() -> None:
     assert summarize(single, {"tpot": 0.0}).goodput == 1.0
 
 
-def test_report_block_has_the_wording_that_people_know() -> None:
+def test_text_report_has_vllms_wording() -> None:
     text = as_text(LOAD, summarize(make_result(), LOAD.targets))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "============ Serving Benchmark Result ============"
@@ -60,7 +60,7 @@ def test_report_block_has_the_wording_that_people_know() -> None:
             assert any(line.startswith(f"{word} {name} (ms): ") for line in lines)
 
 
-def test_json_has_every_request_also_the_failed_one() -> None:
+def test_json_report_includes_failed_requests() -> None:
     result = make_result()
     body = as_json(LOAD, summarize(result, LOAD.targets), result)
     assert (body["completed"], body["failed"], body["request_goodput"]) == (2, 1, 0.5)
@@ -70,7 +70,7 @@ def test_json_has_every_request_also_the_failed_one() -> None:
     assert body["p99_itl_ms"] == pytest.approx(100)
 
 
-def test_picture_is_drawn_also_of_failures_alone(tmp_path: Path) -> None:
+def test_plot_without_successful_requests_is_written(tmp_path: Path) -> None:
     path = tmp_path / "run.png"
     draw(LOAD, LoadResult(make_result().records[2:], 1.0), path)
     draw(LOAD, make_result(), path)

@@ -1,4 +1,4 @@
-"""What a load test requests and when."""
+"""Prompts and send times of a load test."""
 
 import itertools
 import statistics
@@ -11,7 +11,7 @@ from stagemesh.bench.workload import BenchRequest, random_requests, read_request
 from stagemesh.units import parse_targets
 
 
-def test_random_asks_are_the_pools_tokens_and_the_seeds() -> None:
+def test_random_requests_depend_on_the_pool_and_the_seed() -> None:
     requests = random_requests([3, 5, 9], 20, input_len=7, output_len=4, seed=1)
     assert [len(ask.prompt) for ask in requests] == [7] * 20
     assert {token for ask in requests for token in ask.prompt} == {3, 5, 9}
@@ -37,7 +37,7 @@ def test_read_requests_repeats_a_file_with_too_few_prompts(tmp_path: Path) -> No
         ('{"prompt": "a", "max_tokens": 0}', "is not"),
     ],
 )
-def test_file_with_a_mistake_is_refused_with_its_line(
+def test_read_requests_with_a_malformed_line_raises_with_its_number(
     content: str, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "prompts.jsonl"
@@ -46,12 +46,12 @@ def test_file_with_a_mistake_is_refused_with_its_line(
         read_requests(path, 3, output_len=9)
 
 
-def test_requests_without_a_rate_are_sent_at_once() -> None:
+def test_send_times_without_a_rate_are_zero() -> None:
     assert send_times(3, None, 1.0, seed=0) == [0.0] * 3
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 100.0])
-def test_gaps_have_the_rate_and_the_burstiness(burstiness: float) -> None:
+def test_send_times_have_the_rate_and_the_burstiness(burstiness: float) -> None:
     moments = send_times(20_000, rate=50, burstiness=burstiness, seed=3)
     gaps = [after - before for before, after in itertools.pairwise(moments)]
     assert moments[0] == 0
@@ -61,7 +61,7 @@ def test_gaps_have_the_rate_and_the_burstiness(burstiness: float) -> None:
     assert variation == pytest.approx(burstiness**-0.5, rel=0.05)
 
 
-def test_targets_are_read_and_others_refused() -> None:
+def test_parse_targets_accepts_known_names_only() -> None:
     assert parse_targets(["ttft:500", "tpot:50.5"]) == {"ttft": 500.0, "tpot": 50.5}
     for wrong in ("itl:3", "ttft", "ttft:x", "ttft:-1"):
         with pytest.raises(InvalidRequestError):

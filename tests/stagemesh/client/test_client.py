@@ -1,4 +1,4 @@
-"""Both clients against an API that answers as told, on real sockets."""
+"""Both clients against a scripted API, over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,17 +9,17 @@ import stagemesh
 from protos import inference_pb2_grpc, mesh_pb2_grpc
 from runtime.rpc.channels import bind, make_server
 from stagemesh import AsyncClient, Client, GenerationRequest, Model, StagemeshRpcError, Update
-from tests.stagemesh.echo_server import API
+from tests.stagemesh.echo_server import EchoServer
 
 
 @pytest.fixture
-async def api() -> API:
-    return API()
+async def api() -> EchoServer:
+    return EchoServer()
 
 
 @pytest.fixture
-async def target(api: API) -> AsyncIterator[str]:
-    """The address where `api` answers."""
+async def target(api: EchoServer) -> AsyncIterator[str]:
+    """The address of `api`."""
     server = make_server()
     inference_pb2_grpc.add_InferenceServicer_to_server(api, server)
     mesh_pb2_grpc.add_OperationsServicer_to_server(api, server)
@@ -44,15 +44,15 @@ async def test_async_infer_streams_updates(target: str) -> None:
 
 
 async def test_sync_infer_streams_updates(target: str) -> None:
-    def ask() -> tuple[str, str]:
+    def run() -> tuple[str, str]:
         with Client(target) as client:
             text = "".join(update.text for update in client.infer(request("hello")))
             return text, client.state().model
 
-    assert await asyncio.to_thread(ask) == ("hello", "tiny")
+    assert await asyncio.to_thread(run) == ("hello", "tiny")
 
 
-async def test_async_client_asks_for_tokens_models_and_cancellation(target: str) -> None:
+async def test_async_client_unary_calls_return_their_results(target: str) -> None:
     async with AsyncClient(target) as client:
         assert await client.tokenize("ab") == (97, 98)
         assert await client.detokenize((97, 98)) == "ab"
@@ -60,36 +60,36 @@ async def test_async_client_asks_for_tokens_models_and_cancellation(target: str)
         assert await client.cancel("four") == 4
 
 
-async def test_sync_client_asks_for_tokens_models_and_cancellation(target: str) -> None:
-    def ask() -> None:
+async def test_sync_client_unary_calls_return_their_results(target: str) -> None:
+    def run() -> None:
         with Client(target) as client:
             assert client.tokenize("ab") == (97, 98)
             assert client.detokenize((97, 98)) == "ab"
             assert client.models() == (Model("tiny", 8),)
             assert client.cancel("four") == 4
 
-    await asyncio.to_thread(ask)
+    await asyncio.to_thread(run)
 
 
-async def test_async_infer_refused_has_the_servers_code(target: str) -> None:
+async def test_async_infer_rejected_raises_the_servers_code(target: str) -> None:
     async with AsyncClient(target, retry_seconds=0) as client:
         with pytest.raises(StagemeshRpcError, match="limit 3") as caught:
             await collect(client.infer(request("full")))
     assert (caught.value.code, caught.value.status) == ("queue_full", "RESOURCE_EXHAUSTED")
 
 
-async def test_sync_infer_refused_has_the_servers_code(target: str) -> None:
-    def ask() -> None:
+async def test_sync_infer_rejected_raises_the_servers_code(target: str) -> None:
+    def run() -> None:
         with Client(target, retry_seconds=0) as client:
             list(client.infer(request("full")))
 
     with pytest.raises(StagemeshRpcError, match="limit 3") as caught:
-        await asyncio.to_thread(ask)
+        await asyncio.to_thread(run)
     assert (caught.value.code, caught.value.retry_after_seconds) == ("queue_full", 1)
 
 
-async def test_async_infer_refused_for_now_is_asked_again_under_its_id(
-    target: str, api: API
+async def test_async_infer_rejected_for_capacity_is_retried_with_its_id(
+    target: str, api: EchoServer
 ) -> None:
     async with AsyncClient(target) as client:
         assert await collect(client.infer(request("busy"))) == "busy"
@@ -97,26 +97,26 @@ async def test_async_infer_refused_for_now_is_asked_again_under_its_id(
     assert len(set(api.asked_ids)) == 1
 
 
-async def test_sync_infer_refused_for_now_is_asked_again_under_its_id(
-    target: str, api: API
+async def test_sync_infer_rejected_for_capacity_is_retried_with_its_id(
+    target: str, api: EchoServer
 ) -> None:
-    def ask() -> str:
+    def run() -> str:
         with Client(target) as client:
             return "".join(update.text for update in client.infer(request("busy")))
 
-    assert await asyncio.to_thread(ask) == "busy"
+    assert await asyncio.to_thread(run) == "busy"
     assert len(api.asked_ids) == 2
     assert len(set(api.asked_ids)) == 1
 
 
-async def test_infer_past_its_deadline_says_so(target: str) -> None:
+async def test_infer_past_its_deadline_raises_deadline_exceeded(target: str) -> None:
     async with AsyncClient(target) as client:
         with pytest.raises(StagemeshRpcError, match="deadline") as caught:
             await collect(client.infer(request("hang"), timeout_seconds=0.2))
     assert caught.value.code == "deadline_exceeded"
 
 
-async def test_async_infer_left_early_cancels_the_call(target: str, api: API) -> None:
+async def test_async_infer_left_early_cancels_the_call(target: str, api: EchoServer) -> None:
     async with AsyncClient(target) as client:
         updates = client.infer(request("hang"))
         assert (await anext(updates)).text == "h"
@@ -125,15 +125,15 @@ async def test_async_infer_left_early_cancels_the_call(target: str, api: API) ->
             await api.abandoned.wait()
 
 
-async def test_sync_infer_left_early_cancels_the_call(target: str, api: API) -> None:
-    def ask() -> str:
+async def test_sync_infer_left_early_cancels_the_call(target: str, api: EchoServer) -> None:
+    def run() -> str:
         with Client(target) as client:
             updates = client.infer(request("hang"))
             first = next(updates)
             updates.close()
             return first.text
 
-    assert await asyncio.to_thread(ask) == "h"
+    assert await asyncio.to_thread(run) == "h"
     async with asyncio.timeout(5):
         await api.abandoned.wait()
 
@@ -141,8 +141,8 @@ async def test_sync_infer_left_early_cancels_the_call(target: str, api: API) -> 
 TEXTS = [f"text {number}" for number in range(20)]
 
 
-async def test_async_generate_many_gives_whole_answers_in_order_and_bounded(
-    target: str, api: API
+async def test_async_generate_many_yields_answers_in_order_with_bounded_concurrency(
+    target: str, api: EchoServer
 ) -> None:
     async with AsyncClient(target) as client:
         answers = client.generate_many(map(request, TEXTS), max_concurrency=4)
@@ -150,19 +150,19 @@ async def test_async_generate_many_gives_whole_answers_in_order_and_bounded(
     assert api.most_open <= 4
 
 
-async def test_sync_generate_many_gives_whole_answers_in_order_and_bounded(
-    target: str, api: API
+async def test_sync_generate_many_yields_answers_in_order_with_bounded_concurrency(
+    target: str, api: EchoServer
 ) -> None:
-    def ask() -> list[str]:
+    def run() -> list[str]:
         with Client(target) as client:
             answers = client.generate_many(map(request, TEXTS), max_concurrency=4)
             return [answer.text for [answer] in answers]
 
-    assert await asyncio.to_thread(ask) == TEXTS
+    assert await asyncio.to_thread(run) == TEXTS
     assert api.most_open <= 4
 
 
-async def test_async_generate_many_that_fails_cancels_the_others(target: str, api: API) -> None:
+async def test_async_generate_many_failure_cancels_the_others(target: str, api: EchoServer) -> None:
     async with AsyncClient(target, retry_seconds=0) as client:
         with pytest.raises(StagemeshRpcError, match="limit 3"):
             async for _ in client.generate_many(map(request, ("full", "hang", "hang"))):
@@ -172,14 +172,14 @@ async def test_async_generate_many_that_fails_cancels_the_others(target: str, ap
                 await client.state()
 
 
-async def test_client_without_a_mesh_says_how_to_start_one() -> None:
+async def test_client_without_a_mesh_raises_a_hint_to_start_one() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(StagemeshRpcError, match=r"stagemesh serve MODEL") as caught:
             await client.state()
     assert caught.value.code == "unreachable"
 
 
-def test_package_offers_what_it_names() -> None:
+def test_package_exports_all_names() -> None:
     assert all(getattr(stagemesh, name) is not None for name in stagemesh.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         stagemesh.nonsense  # noqa: B018

@@ -1,4 +1,4 @@
-"""When a generation is asked for again, and when it is not."""
+"""When a failed generation is retried, and when not."""
 
 import pytest
 
@@ -10,7 +10,7 @@ GONE = StagemeshRpcError("unreachable", "UNAVAILABLE", "connection reset")
 
 
 class Clock:
-    """Seconds that the test lets pass."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def test_attempts_server_that_went_away_is_asked_again_after_longer_pauses() -> None:
+def test_attempts_reached_server_that_stops_is_retried_with_backoff() -> None:
     attempts = Attempts(None, 30.0, Clock())
     first = attempts.pause_after(GONE, was_reached=True, has_updates=False)
     others = [attempts.pause_after(GONE, was_reached=False, has_updates=False) for _ in range(8)]
@@ -27,42 +27,42 @@ def test_attempts_server_that_went_away_is_asked_again_after_longer_pauses() -> 
     assert 1.0 <= others[-1] <= 2.0
 
 
-def test_attempts_server_that_never_was_there_is_not_waited_for() -> None:
+def test_attempts_server_never_reached_is_not_retried() -> None:
     with pytest.raises(StagemeshRpcError):
         Attempts(None, 30.0, Clock()).pause_after(GONE, was_reached=False, has_updates=False)
 
 
-def test_attempts_answer_that_has_begun_is_never_asked_for_again() -> None:
+def test_attempts_started_answer_is_not_retried() -> None:
     with pytest.raises(StagemeshRpcError):
         Attempts(None, 30.0, Clock()).pause_after(GONE, was_reached=True, has_updates=True)
 
 
-def test_attempts_refusal_is_final() -> None:
+def test_attempts_rejection_is_not_retried() -> None:
     refused = StagemeshRpcError("prompt_too_long", "INVALID_ARGUMENT", "too long")
     with pytest.raises(StagemeshRpcError):
         Attempts(None, 30.0, Clock()).pause_after(refused, was_reached=True, has_updates=False)
 
 
-def test_attempts_server_without_room_is_asked_again_when_it_says() -> None:
+def test_attempts_server_without_capacity_is_retried_after_its_delay() -> None:
     attempts = Attempts(None, 30.0, Clock())
     pauses = [attempts.pause_after(FULL, was_reached=True, has_updates=False) for _ in range(5)]
     assert all(4.0 < pause <= 6.0 for pause in pauses)
 
 
-def test_attempts_server_without_room_for_longer_than_there_is_time_is_not_asked_again() -> None:
+def test_attempts_delay_beyond_the_time_limit_is_not_retried() -> None:
     for attempts in (Attempts(3.0, 30.0, Clock()), Attempts(None, 3.0, Clock())):
         with pytest.raises(StagemeshRpcError):
             attempts.pause_after(FULL, was_reached=True, has_updates=False)
 
 
-def test_attempts_failure_that_the_request_may_have_caused_is_final() -> None:
+def test_attempts_failure_that_the_request_may_cause_is_not_retried() -> None:
     ended = StagemeshRpcError("epoch_ended", "UNAVAILABLE", "a stage died", retry_after_seconds=1.0)
     with pytest.raises(StagemeshRpcError):
         Attempts(None, 30.0, Clock()).pause_after(ended, was_reached=True, has_updates=False)
 
 
 @pytest.mark.parametrize(("timeout_seconds", "retry_seconds"), [(None, 10.0), (10.0, 60.0)])
-def test_attempts_end_with_their_time(timeout_seconds: float | None, retry_seconds: float) -> None:
+def test_attempts_end_at_their_limit(timeout_seconds: float | None, retry_seconds: float) -> None:
     clock = Clock()
     attempts = Attempts(timeout_seconds, retry_seconds, clock)
     attempts.pause_after(GONE, was_reached=True, has_updates=False)
@@ -71,7 +71,7 @@ def test_attempts_end_with_their_time(timeout_seconds: float | None, retry_secon
         attempts.pause_after(GONE, was_reached=False, has_updates=False)
 
 
-def test_attempts_deadline_is_that_of_all_tries_together() -> None:
+def test_attempts_share_one_deadline() -> None:
     clock = Clock()
     attempts = Attempts(10.0, 60.0, clock)
     assert attempts.timeout_seconds == 10.0

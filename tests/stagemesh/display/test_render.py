@@ -1,4 +1,4 @@
-"""Tables and lines that people read."""
+"""Tables and summaries of a mesh's state."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ def state(state_message: mesh_pb2.GetStateResponse) -> MeshState:
 
 @pytest.fixture
 def console() -> Console:
-    """A console that is no terminal and keeps what is printed."""
+    """A console that is not a terminal, and records its output."""
     return Console(file=StringIO(), width=120)
 
 
@@ -65,7 +65,7 @@ def test_plan_table_of_a_stage_with_ranks_has_a_row_for_each(state: MeshState) -
     ]
 
 
-def test_plan_table_with_a_worker_gone_says_so(state: MeshState) -> None:
+def test_plan_table_marks_a_worker_that_left(state: MeshState) -> None:
     alone = replace(state, workers=state.workers[:1])
     assert list(rows(plan_table(alone)))[1][2] == "w1 (left)"
 
@@ -76,7 +76,7 @@ def test_stage_table_gives_the_busy_share(state: MeshState) -> None:
     assert second[5] == "-"
 
 
-def test_rank_table_tells_stages_of_several_ranks_apart(state: MeshState) -> None:
+def test_rank_table_has_rows_for_stages_with_several_ranks_only(state: MeshState) -> None:
     assert not rank_table(state.replicas).row_count
     replica = state.replicas[0]
     rank = replace(
@@ -113,13 +113,13 @@ def test_tables_in_60_columns_keep_each_row_on_one_line(state: MeshState) -> Non
     assert len(printed(narrow).splitlines()) == 5 * 3 + 2 + 2 + 1 + 1 + 2
 
 
-def test_table_too_wide_for_the_terminal_cuts_nothing(state: MeshState) -> None:
+def test_table_wider_than_the_terminal_is_wrapped_not_truncated(state: MeshState) -> None:
     narrow = Console(file=StringIO(), width=30)
     narrow.print(plan_table(state))
     assert "…" not in printed(narrow)
 
 
-def test_table_in_a_file_keeps_names_in_one_piece(
+def test_table_in_a_file_does_not_wrap_names(
     state: MeshState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = "a-host-with-a-long-name.and-a-long-domain.example.org:50052"
@@ -136,18 +136,18 @@ def test_hop_table_has_a_row_between_stages_only(state: MeshState) -> None:
     assert list(rows(hop_table(state.replicas))) == [["0 -> 1", "12", "3.0 MiB", "500.0 ms", "80%"]]
 
 
-def test_load_table_counts_what_is_in_use(state: MeshState) -> None:
+def test_load_table_counts_used_slots_and_blocks(state: MeshState) -> None:
     assert list(rows(load_table(state.replicas))) == [["4", "2 of 64", "7 of 100 x 16", "2", "11"]]
 
 
-def test_worker_table_lists_who_joined(state: MeshState) -> None:
+def test_worker_table_lists_joined_workers(state: MeshState) -> None:
     assert [row[0] for row in rows(worker_table(state.workers))] == [
         "127.0.0.1:50100",
         "127.0.0.1:50101",
     ]
 
 
-def test_summary_of_a_mesh_that_is_not_ready_says_what_it_waits_for(state: MeshState) -> None:
+def test_summary_of_a_mesh_that_is_not_ready_contains_its_phase(state: MeshState) -> None:
     assert summary(state).startswith("tiny: ready (serving), 2 running, 1 waiting")
     waiting = replace(state, ready=False, phase="waiting for workers")
     assert summary(waiting).startswith("tiny: not ready (waiting for workers)")
