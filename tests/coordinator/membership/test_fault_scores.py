@@ -1,22 +1,11 @@
 """Fault scores of workers and links: what raises, resets and halves them."""
 
-from collections.abc import Iterable
-
 import pytest
 
 from coordinator.membership.fault_scores import HALF_LIFE_SECONDS, DecayingScores, FaultScores
-from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
+from tests.coordinator.fake_records import make_worker, make_workers
 
 LINK = ("a", "b")
-
-
-def make_worker(worker_id: str) -> WorkerRecord:
-    identity = WorkerIdentity(1, "b", worker_id, "here", f"{worker_id}:1", "cpu", "", 0, 1)
-    return WorkerRecord(identity)
-
-
-def make_workers(ids: Iterable[str]) -> list[WorkerRecord]:
-    return [make_worker(each) for each in ids]
 
 
 def test_score_halves_after_each_half_life_without_an_increase_and_ends_at_zero() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import (
     head_cost_in_layers,
@@ -24,6 +24,7 @@ from runtime.errors import (
 )
 from runtime.model_config.layer_config import ExpertsConfig
 from runtime.model_config.model_config import ModelConfig, load_model_config
+from tests.coordinator.fake_records import make_identity
 
 OPTIONS = CoordinatorOptions(model="smollm2", pp=2)
 
@@ -32,12 +33,6 @@ OPTIONS = CoordinatorOptions(model="smollm2", pp=2)
 def config(toy_folder: Path) -> ModelConfig:
     """Four layers of 16 x 16, two heads each."""
     return load_model_config(toy_folder)
-
-
-def worker(worker_id: str) -> WorkerRecord:
-    return WorkerRecord(
-        WorkerIdentity(1, "b", worker_id, "here", f"{worker_id}:1", "cpu", "", 0, 1)
-    )
 
 
 def test_head_cost_is_half_its_weight_in_layers(config: ModelConfig) -> None:
@@ -151,7 +146,7 @@ def test_resolve_dtype_is_one_that_all_workers_compute_fast(
 ) -> None:
     config = replace(config, torch_dtype=stored)
     plan = plan_replica(replace(OPTIONS, dtype=requested), config, "f00", 0)
-    workers = [WorkerRecord(replace(worker("a").identity, dtypes=fast)) for fast in dtypes]
+    workers = [WorkerRecord(replace(make_identity("a"), dtypes=fast)) for fast in dtypes]
     assert [part.dtype for part in resolve_dtype(plan, config, workers)] == [expected] * 2
 
 

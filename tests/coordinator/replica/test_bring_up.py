@@ -3,11 +3,12 @@
 import pytest
 
 from coordinator.membership.assignment import Assignment, LoadReport
-from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.replica.bring_up import check_devices, make_limits
 from runtime.errors import WorkerRefusedError
 from scheduler import guess_costs
+from tests.coordinator.fake_records import make_worker
 
 
 def make_assignment(stage: int, rank: int) -> Assignment:
@@ -45,12 +46,9 @@ def test_make_limits_uses_the_smallest_rank_and_estimates_each_stage_by_its_devi
     )
 
 
-def make_workers(*kinds: str) -> list[WorkerRecord]:
-    """A worker for each rank of two stages of two ranks."""
-    return [
-        WorkerRecord(WorkerIdentity(1, "b", f"w{index}", "n", f"host:{index}", kind, "", 0, 0))
-        for index, kind in enumerate(kinds)
-    ]
+def make_ranks(*kinds: str) -> list[WorkerRecord]:
+    """A worker with a device of each kind, by stage and rank: two stages of two ranks."""
+    return [make_worker(f"w{rank}", kind=kind) for rank, kind in enumerate(kinds)]
 
 
 PARTS = [make_assignment(stage, rank) for stage in (0, 1) for rank in (0, 1)]
@@ -62,11 +60,11 @@ PARTS = [make_assignment(stage, rank) for stage in (0, 1) for rank in (0, 1)]
         (
             "nccl",
             ("cuda", "cuda", "cpu", "cpu"),
-            "worker host:2 refused: --backend nccl needs cuda devices for the ranks of stage 1, "
+            "worker w2:1 refused: --backend nccl needs cuda devices for the ranks of stage 1, "
             "and this worker's is cpu; leave --backend at auto, or give the stage workers on cuda",
         ),
         ("shm", ("cuda", "cuda", "cpu", "cpu"), "--backend shm needs cpu devices"),
-        ("gloo", ("cpu", "cuda", "cpu", "cpu"), "worker host:1 refused: --backend gloo needs cpu"),
+        ("gloo", ("cpu", "cuda", "cpu", "cpu"), "worker w1:1 refused: --backend gloo needs cpu"),
         (
             "auto",
             ("cuda", "cpu", "cpu", "cpu"),
@@ -78,7 +76,7 @@ def test_check_devices_that_do_not_fit_the_backend_names_both(
     backend: str, kinds: tuple[str, ...], expected: str
 ) -> None:
     with pytest.raises(WorkerRefusedError) as caught:
-        check_devices(backend, PARTS, make_workers(*kinds))
+        check_devices(backend, PARTS, make_ranks(*kinds))
     assert expected in str(caught.value)
 
 
@@ -92,4 +90,4 @@ def test_check_devices_that_do_not_fit_the_backend_names_both(
     ],
 )
 def test_check_devices_that_fit_raises_nothing(backend: str, kinds: tuple[str, ...]) -> None:
-    check_devices(backend, PARTS, make_workers(*kinds))
+    check_devices(backend, PARTS, make_ranks(*kinds))

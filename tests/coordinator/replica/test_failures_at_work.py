@@ -16,15 +16,14 @@ from structlog.testing import capture_logs
 
 from coordinator.engine.poison_request_detector import PoisonRequestDetector
 from coordinator.membership.assignment import Assignment
-from coordinator.membership.membership import Membership
-from coordinator.membership.worker_record import WorkerIdentity, WorkerRecord
+from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
 from coordinator.planning.replica_layout import plan_replica
 from coordinator.planning.worker_assignment import assign_workers
 from coordinator.replica.fault_attribution import attribute
 from runtime.errors import StageFailedError
 from runtime.model_config.model_config import load_model_config
-from runtime.version import PROTOCOL_VERSION
+from tests.coordinator.fake_records import make_membership
 from tests.coordinator.replica.test_faulty_workers import used
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 from tests.coordinator.toy_model import toy_answer
@@ -68,8 +67,8 @@ class World:
 
     def __init__(self, plan: tuple[Assignment, ...], num_workers: int) -> None:
         self.plan = plan
-        self.membership = Membership(max_workers=num_workers)
-        self.workers = [self.membership.join(_identity(n)) for n in range(num_workers)]
+        self.membership = make_membership(f"w{number}" for number in range(num_workers))
+        self.workers = list(self.membership.workers)
         self.isolated_id: int | None = None
         self.detector = PoisonRequestDetector(self._isolate)
         self.failed: list[int] = []
@@ -106,12 +105,6 @@ class World:
             requests.discard(culprit)
             self.membership.fault_scores.reset_failures(self.workers)
         return True
-
-
-def _identity(number: int) -> WorkerIdentity:
-    return WorkerIdentity(
-        PROTOCOL_VERSION, "b", f"w{number}", "here", f"127.0.0.1:{1 + number}", "cpu", "", 0, 1
-    )
 
 
 def _plan(folder: Path) -> tuple[Assignment, ...]:
