@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PromptToken,
         Regex,
         Sampling,
+        Scheduling,
         TokenIds,
         Update,
     )
@@ -48,6 +49,7 @@ _MODULES: Final = {
     "PromptToken": "runtime.protocol.inference_types",
     "Regex": "runtime.protocol.inference_types",
     "Sampling": "runtime.protocol.inference_types",
+    "Scheduling": "runtime.protocol.inference_types",
     "StagemeshRpcError": "stagemesh.client.rpc_error",
     "TokenIds": "runtime.protocol.inference_types",
     "Update": "runtime.protocol.inference_types",
@@ -69,6 +71,7 @@ __all__ = [
     "PromptToken",
     "Regex",
     "Sampling",
+    "Scheduling",
     "StagemeshRpcError",
     "TokenIds",
     "Update",

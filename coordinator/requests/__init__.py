@@ -1,1 +1,1 @@
-"""The types of a request and the rules that it must meet."""
+"""Validation of requests, tokenization of prompts and compilation of grammars."""

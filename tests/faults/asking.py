@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from runtime.protocol.inference_types import Scheduling
-from stagemesh import Client, GenerationRequest, Sampling, StagemeshRpcError, TokenIds
+from stagemesh import Client, GenerationRequest, Sampling, Scheduling, StagemeshRpcError, TokenIds
 from tests.faults.cluster import Cluster
 
 ANSWER_SECONDS = 90.0

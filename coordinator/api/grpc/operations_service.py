@@ -204,7 +204,7 @@ def _worker_info(worker: WorkerRecord, replica: Replica | None) -> mesh_pb2.Work
 
 
 def _worker_state(worker: WorkerRecord, replica: Replica | None) -> stage_pb2.WorkerState:
-    """The state as the coordinator has recorded it; `Stage.Status` asks the worker itself."""
+    """The state as the coordinator has recorded it; `Stage.Status` has the worker's own."""
     if worker.held is None:
         is_loading = replica is not None and replica.phase is Phase.LOADING
         return stage_pb2.WORKER_STATE_LOADING if is_loading else stage_pb2.WORKER_STATE_EMPTY

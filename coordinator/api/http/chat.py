@@ -30,10 +30,10 @@ def parse_chat(fields: Fields, request_id: str) -> ParsedCall:
 def parse_conversation(fields: Fields) -> Chat:
     """`messages`, `add_generation_prompt` and `continue_final_message`."""
     messages = _parse_messages(fields)
-    asked = fields.pop("add_generation_prompt")
-    if asked is not None and not isinstance(asked, bool):
+    requested = fields.pop("add_generation_prompt")
+    if requested is not None and not isinstance(requested, bool):
         refuse("add_generation_prompt", "must be true or false")
-    return Chat(messages, asked, fields.boolean("continue_final_message"))
+    return Chat(messages, requested, fields.boolean("continue_final_message"))
 
 
 def _parse_messages(fields: Fields) -> tuple[ChatMessage, ...]:

@@ -147,10 +147,10 @@ class UtilityRoutes:
 
     async def _model(self, fields: Fields) -> ServedModel:
         """The served model; refuses other models and unread fields."""
-        asked = fields.text("model") or ""
+        requested = fields.text("model") or ""
         fields.end()
         model = await self._coordinator.admission.model()
-        check_model(asked, model.name)
+        check_model(requested, model.name)
         return model
 
 

@@ -1,6 +1,6 @@
-"""Random requests for both APIs, good, bad and torn, and the check that each costs one error.
+"""Random requests for both APIs, valid, invalid and damaged; each gets an answer or one error.
 
-Shared by the tests and by the longer run of `make test-fuzz`.
+Used by the tests and by the longer run of `make test-fuzz`.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ def random_body(source: random.Random, path: str) -> bytes:
     for _ in range(source.randrange(3)):
         body[source.choice(FIELDS)] = source.choice(ODD_VALUES)
     content = json.dumps(body).encode()
-    if source.random() < 0.1:  # torn or damaged
+    if source.random() < 0.1:  # truncated or damaged
         content = content[: source.randrange(len(content))] + source.randbytes(source.randrange(4))
     return content
 
@@ -119,20 +119,20 @@ def random_message(source: random.Random) -> inference_pb2.InferRequest:
         if source.random() < 0.2:
             setattr(request, name, source.choice(integers))
     if request.num_choices > 5 and not request.HasField("max_tokens"):
-        request.max_tokens = 4  # or one request would be most of a run's work
+        request.max_tokens = 4  # or one request would take most of a run's time
     request.stop.extend(source.choices(("", "w5", "\n", "x" * 2000), (1, 9, 9, 1), k=1))
     request.stop_token_ids.extend(source.sample(integers[:4], source.randint(0, 2)))
     return request
 
 
-# Enough for every answer here: a call that hangs is a failure.
+# Sufficient for every answer here: a call that hangs is a failure.
 CALL_SECONDS = 100.0
 METHODS = ("Infer", "Infer", "Infer", "Infer", "Tokenize", "Detokenize", "Cancel")
 GOOD_STATUSES = (
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
-    # Damage to the model's name.
+    # The model's name may be damaged.
     grpc.StatusCode.NOT_FOUND,
 )
 

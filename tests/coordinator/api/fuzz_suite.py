@@ -1,6 +1,6 @@
-"""Ten thousand random requests at each API; `make test-fuzz` runs it, and so does `.ci/run`.
+"""Ten thousand random requests at each API, run by `make test-fuzz` and `.ci/run`.
 
-STAGEMESH_FUZZ_SEED makes it ask others.
+STAGEMESH_FUZZ_SEED is the seed of the requests.
 """
 
 import os
@@ -30,6 +30,6 @@ async def test_ten_thousand_random_requests_never_fail(
         await mesh.until_ready()
         for number in range(0, NUM_REQUESTS, NUM_AT_A_TIME):
             statuses = await fuzz(mesh, NUM_AT_A_TIME, SEED + number)
-            told = ", ".join(f"{getattr(key, 'name', key)}: {statuses[key]}" for key in statuses)
+            summary = ", ".join(f"{getattr(key, 'name', key)}: {statuses[key]}" for key in statuses)
             with capsys.disabled():
-                print(f"\n{number + NUM_AT_A_TIME} of {NUM_REQUESTS}: {told}", end="")  # noqa: T201
+                print(f"\n{number + NUM_AT_A_TIME} of {NUM_REQUESTS}: {summary}", end="")  # noqa: T201

@@ -48,7 +48,7 @@ def test_render_chat_that_continues_text_the_template_drops_is_refused(
         bundled.render_chat(TURNS, add_generation_prompt=False, continue_final_message=True)
 
 
-# The toy's template writes a word for each message, and `w1` behind them.
+# The toy's template writes a word for each message, then `w1`.
 BODIES: list[tuple[dict[str, Any], int]] = [
     ({}, 200),
     ({"add_generation_prompt": True}, 200),

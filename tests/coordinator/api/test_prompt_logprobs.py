@@ -46,8 +46,8 @@ async def ask(
 
 def assert_told(prompt: list[inference_pb2.PromptToken]) -> None:
     assert tuple(token.id for token in prompt) == PROMPT
-    told = [token.logprob if token.HasField("logprob") else None for token in prompt]
-    assert told == approx(expected_logprobs(PROMPT))
+    reported = [token.logprob if token.HasField("logprob") else None for token in prompt]
+    assert reported == approx(expected_logprobs(PROMPT))
     for position, token in enumerate(prompt[1:], 1):
         assert [top.id for top in token.top_logprobs] == toy_top(PROMPT[:position], 2)[0]
 
@@ -180,15 +180,15 @@ async def test_completion_echo_with_logprobs_streamed_is_the_same(toy_folder: Pa
     body = {"prompt": TEXT, "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 0}
     async with toy_mesh(toy_folder, max_step_tokens=16) as mesh, mesh.http() as client:
         whole = (await client.post(PATH, json=body)).json()["choices"][0]
-        text, told = "", []
+        text, reported = "", []
         async for event in stream_events(client, PATH, body):
             [choice] = event["choices"]
             text += choice["text"]
-            told += (choice["logprobs"] or {}).get("token_logprobs", [])
+            reported += (choice["logprobs"] or {}).get("token_logprobs", [])
     assert text == whole["text"]
-    assert told == whole["logprobs"]["token_logprobs"]
-    assert sum(value for value in told if value is not None) < -1
-    assert not any(value is not None and math.isnan(value) for value in told)
+    assert reported == whole["logprobs"]["token_logprobs"]
+    assert sum(value for value in reported if value is not None) < -1
+    assert not any(value is not None and math.isnan(value) for value in reported)
 
 
 @pytest.mark.parametrize(

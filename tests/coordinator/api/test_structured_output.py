@@ -116,7 +116,7 @@ async def test_infer_grammar_that_fails_during_generation_ends_only_its_request(
         call = mesh.infer(token_request(PROMPT, max_tokens=40))
         await mesh.until(lambda state: state.num_running + state.num_waiting == 2)
         mesh.workers[1].stage.behaviour.running.set()
-        # Whichever is next to get a token.
+        # The next slot that gets a token.
         mesh.workers[1].stage.behaviour.corrupt = fail
         errors = []
         for each in (other, call):
@@ -191,6 +191,6 @@ async def test_http_structured_output_reaches_the_slot(
         response = await client.post("/v1/completions", json=body)
         sampling = mesh.workers[1].stage.slots.samplings[-1]
     expected = "".join(f" w{token_id}" for token_id in toy_answer(PROMPT, 4))
-    assert response.json()["choices"][0]["text"] == expected  # fake stages follow no grammar
+    assert response.json()["choices"][0]["text"] == expected  # fake stages ignore the grammar
     assert grammar in sampling.grammar
     assert bool(grammar) == bool(sampling.grammar)

@@ -93,7 +93,7 @@ HASH = "0" * 64
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "problem"),
     [
         ("[alice", "not TOML"),
         ("alice = 1", "must be a table"),
@@ -108,12 +108,14 @@ HASH = "0" * 64
         (f'[alice]\nsha256 = "{HASH}"\n[alice]\nsha256 = "{HASH}"', "not TOML"),
     ],
 )
-def test_invalid_file_is_refused_with_the_problem(content: str, says: str, tmp_path: Path) -> None:
+def test_invalid_file_is_refused_with_the_problem(
+    content: str, problem: str, tmp_path: Path
+) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(content)
     with pytest.raises(KeyFileError) as caught:
         read_key_file(path)
-    assert says in str(caught.value)
+    assert problem in str(caught.value)
     assert str(path) in str(caught.value)
 
 
@@ -122,11 +124,11 @@ def test_missing_file_is_refused_with_a_hint(tmp_path: Path) -> None:
         ApiKeys(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize(("name", "says"), [("alice", "is there already"), ("a b", "no name")])
-def test_key_with_a_bad_name_is_not_added(name: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "problem"), [("alice", "is there already"), ("a b", "no name")])
+def test_key_with_a_bad_name_is_not_added(name: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     add_key(path, ALICE)
     before = path.read_text()
-    with pytest.raises(KeyFileError, match=says):
+    with pytest.raises(KeyFileError, match=problem):
         add_key(path, Tenant(name))
     assert path.read_text() == before

@@ -64,7 +64,7 @@ async def test_join_again_before_the_end_was_noticed_replaces_the_earlier_stream
     async with mesh_server(membership) as (address, _), workers("a", "b") as [first, second]:
         await first.join_mesh(address)
         (former,) = membership.workers
-        first.stage.worker_id = "b"  # who answers there now
+        first.stage.worker_id = "b"  # another worker answers there now
         await second.join_mesh(address, address=first.address)
         assert former.departure_reason == "it joined again"
         assert [worker.identity.worker_id for worker in membership.workers] == ["b"]
@@ -121,7 +121,7 @@ async def test_join_with_heartbeats_keeps_the_worker() -> None:
     async with mesh_server(membership, 0.1, 1.0) as (address, _), workers("a") as [worker]:
         await worker.join_mesh(address)
         assert worker.join is not None
-        for _ in range(20):  # each answer takes a heartbeat's time: 2 s in all
+        for _ in range(20):  # one heartbeat interval each, 2 s in total
             await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat()))
             await worker.join.read()
         assert len(membership.workers) == 1
@@ -145,9 +145,9 @@ async def test_heartbeat_reports_the_load_of_the_device() -> None:
         assert membership.workers[0].usage is None
         usage = mesh_pb2.DeviceUsage(utilization=0.5, memory_used_bytes=7)
         await worker.join.write(mesh_pb2.WorkerMessage(heartbeat=mesh_pb2.Heartbeat(usage=usage)))
-        while (told := membership.workers[0].usage) is None:
+        while (reported := membership.workers[0].usage) is None:
             await worker.join.read()
-        assert told == DeviceUsage(utilization=0.5, memory_used_bytes=7)
+        assert reported == DeviceUsage(utilization=0.5, memory_used_bytes=7)
 
 
 async def test_heartbeat_reports_the_activity_of_the_rank_and_its_epoch() -> None:

@@ -78,6 +78,6 @@ async def test_chat_logprobs_are_in_openais_shape(stream: bool, toy_folder: Path
     for entry in entries:
         assert bytes(entry["bytes"]).decode() == entry["token"]
         assert len(entry["top_logprobs"]) == 3
-        # Greedy: the token is the likeliest.
+        # Greedy: the token is the most likely one.
         likeliest = entry["top_logprobs"][0]
         assert likeliest == {name: entry[name] for name in ("token", "logprob", "bytes")}

@@ -103,7 +103,7 @@ async def test_stop_string_across_tokens_ends_the_answer(  # Case 11: vllm#3574,
     prompt: object, include_stop: bool, stream: bool, toy_folder: Path
 ) -> None:
     answer = answer_words(*toy_answer(PROMPT, 30))
-    # From the middle of one token over a whole one into a third.
+    # From the middle of one token to the middle of the second next.
     begin = answer.index(" ", 20) - 1
     stop = answer[begin : answer.index(" ", answer.index(" ", begin + 2) + 1) + 2]
     begin = answer.index(stop)

@@ -91,17 +91,17 @@ async def test_completion_streamed_with_continuous_usage_counts_up_to_the_whole(
         *events, last = [event async for event in stream_events(client, PATH, body)]
     assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (4, 20)
     for index, num_prompt_tokens in enumerate((3, 3, 1, 1)):
-        told = [e["usage"] for e in events if e["choices"][0]["index"] == index]
-        counts = [usage["completion_tokens"] for usage in told]
+        reported = [e["usage"] for e in events if e["choices"][0]["index"] == index]
+        counts = [usage["completion_tokens"] for usage in reported]
         assert counts == sorted(counts)
         assert counts[-1] == 5
-        assert {usage["prompt_tokens"] for usage in told} == {num_prompt_tokens}
+        assert {usage["prompt_tokens"] for usage in reported} == {num_prompt_tokens}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_usage_reports_tokens_from_the_prefix_cache(stream: bool, toy_folder: Path) -> None:
     body = {"prompt": [[5] * 40, [9] * 40], "n": 2, "max_tokens": 4}
-    told = []
+    reported = []
     async with toy_mesh(toy_folder) as mesh, mesh.http() as client:
         for _ in range(2):
             if stream:
@@ -109,9 +109,9 @@ async def test_usage_reports_tokens_from_the_prefix_cache(stream: bool, toy_fold
                 *_, answer = [e async for e in stream_events(client, PATH, body | options)]
             else:
                 answer = (await client.post(PATH, json=body)).json()
-            told.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            reported.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
             assert answer["usage"]["prompt_tokens"] == 80
-    assert told == [0, 64]
+    assert reported == [0, 64]
 
 
 async def test_completion_without_max_tokens_gives_sixteen(toy_folder: Path) -> None:

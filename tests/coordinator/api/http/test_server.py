@@ -84,7 +84,7 @@ async def test_request_that_waits_keeps_its_connection(
         await mesh.until(lambda state: state.phase.startswith("waiting"))
         _, writer = await send(mesh, ENDLESS)
         await mesh.until(is_waiting)
-        await read_end(await connect(mesh))  # that long
+        await read_end(await connect(mesh))  # until an idle connection is closed
         assert is_waiting(await mesh.state())
         await leave(writer)
         await mesh.until(lambda state: not is_waiting(state))
@@ -100,7 +100,7 @@ async def test_client_that_never_reads_is_disconnected_and_others_continue(
         slots = mesh.workers[0].stage.slots
         _, writer = await send(mesh, body)
         await mesh.until(is_running)
-        slots.emptied.clear()  # the canary did set it
+        slots.emptied.clear()  # the canary has set it
         await slots.emptied.wait()
         assert (await collect(mesh.infer(token_request((5, 6, 7)))))[0].tokens == toy_answer(
             (5, 6, 7), 8

@@ -59,7 +59,7 @@ async def test_client_that_disconnects_while_running_stops_generation(
         await mesh.until(is_running)
         await leave(writer)
         state = await mesh.until_idle()
-        # Far fewer than the 500 that were asked for: it was not generated to its end.
+        # Far fewer than the 500 requested: generation was cancelled.
         assert state.replicas[0].num_steps < 400
 
 
@@ -117,7 +117,7 @@ async def test_client_that_does_not_read_delays_no_other_and_loses_nothing(
         slots = mesh.workers[0].stage.slots
         reader, writer = await send(mesh, body)
         await mesh.until(is_running)
-        slots.emptied.clear()  # the canary did set it
+        slots.emptied.clear()  # the canary has set it
         ask = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0}
         events = [event async for event in stream_events(client, PATH, ask)]
         text = "".join(event["choices"][0]["text"] for event in events)
