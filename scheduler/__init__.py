@@ -1,8 +1,8 @@
-"""Pure decisions of one replica: what runs in each microbatch, who gets memory, how layers split.
+"""Pure scheduling decisions: the contents of each microbatch, memory, routing, the layer split.
 
-Owns the `Scheduler` state machine, its policies and the layer placement. It never does I/O, reads a
-clock, an environment or a random source, and imports no asyncio, grpc, torch or metrics. Start
-reading at scheduler.py; batching.py makes one step, policy.py is what a policy sees and answers.
+It does no I/O, reads no clock, environment or random source, and imports no asyncio, grpc, torch or
+metrics. Start reading at `scheduler.py`; `batching/batcher.py` makes one step, and
+`policies/interface.py` is the interface of a batching policy.
 """
 
 from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork

@@ -1,7 +1,4 @@
-"""Owns what an epoch is: the numbers a scheduler must stay within, and what its stages may cost.
-
-With the check that a request can ever fit.
-"""
+"""The limits of one epoch, the prior costs of its stages, and the check that a request can fit."""
 
 from dataclasses import dataclass
 
@@ -11,13 +8,13 @@ from scheduler.cost_model.stage_costs import StageCostModel
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """What one epoch allows; every number is at least 1.
+    """The limits of one epoch; every number is at least 1.
 
     `max_sequences` counts slots, `max_step_tokens` the rows of one microbatch, `max_model_len`
     prompt and generated tokens of one sequence together, `max_waiting` sequences without a slot.
-    With `prefix_caching`, sequences share the KV blocks of equal beginnings. `guessed_costs` are
-    the stages', by their devices, for policies that predict before anything is measured; none
-    where nothing is known of the devices.
+    With `prefix_caching`, sequences share the KV blocks of equal prefixes. `guessed_costs` are the
+    stages' prior costs by device, for policies that predict before the first measurement; empty
+    if the devices are unknown.
     """
 
     num_blocks: int
@@ -31,22 +28,22 @@ class SchedulerLimits:
     guessed_costs: tuple[StageCostModel, ...] = ()
 
     def blocks_for(self, num_positions: int) -> int:
-        """KV blocks that hold so many positions."""
+        """Number of KV blocks for `num_positions` positions."""
         return -(-num_positions // self.block_size)
 
     def final_len(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Tokens of a sequence that runs to its end, prompt included."""
+        """Length of a sequence that runs to its token limit, prompt included."""
         return min(num_prompt_tokens + max_tokens, self.max_model_len)
 
     def max_new_tokens(self, num_prompt_tokens: int) -> int:
-        """The most tokens that a prompt of this length can be given; 0 or less: it never fits.
+        """Maximum number of generated tokens after such a prompt; 0 or less if it never fits.
 
         The last token needs no KV position, because nothing follows it.
         """
         return min(self.max_model_len, self.num_blocks * self.block_size + 1) - num_prompt_tokens
 
     def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Raises PromptTooLongError or NeverFitsError for what an empty cache could not finish."""
+        """Raises PromptTooLongError or NeverFitsError if an empty cache could not finish it."""
         if num_prompt_tokens >= self.max_model_len:
             raise PromptTooLongError(
                 num_tokens=num_prompt_tokens, max_tokens=self.max_model_len - 1

@@ -1,10 +1,9 @@
-"""Owns what runs when on one replica: a pure state machine of requests, results and steps.
+"""Schedules one replica: a pure state machine from requests and results to steps.
 
-`add`, `resume`, `withdraw`, `cancel`, `score`, `update`, `observe`, `isolate` and `restart` are its
-events, `schedule` its only output. It reads no clock, environment or random source and does no I/O,
-so equal calls give equal steps. The contract schedule() -> step, update(step, results) follows vLLM
-v1's scheduler core; events in, instructions out follows dask's worker state machine. Longer than
-other files, so that all that can happen to a scheduler stands in one place.
+The events are `add`, `resume`, `withdraw`, `cancel`, `score`, `update`, `observe`, `isolate` and
+`restart`; the only output is `schedule`. Equal calls give equal steps. The contract
+schedule() -> step, update(step, results) follows vLLM v1's scheduler core; events in, instructions
+out follows dask's worker state machine.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
 class Scheduler:
     """Turns sequences into steps for one replica, epoch after epoch.
 
-    At most `num_steps_in_flight` steps are out at a time, a sequence has at most one token in
-    flight, and successive chunks of its prompt may be out together. A step, once made, is sent.
+    At most `num_steps_in_flight` steps are in flight. A sequence has at most one token in flight;
+    several chunks of its prompt may be in flight together. Every step that is made is sent.
     """
 
     def __init__(self, limits: SchedulerLimits, policy: Policy, first_step: int = 0) -> None:
@@ -48,7 +47,7 @@ class Scheduler:
         self._admission = AdmissionControl()
         self._table = SequenceTable(limits, self._admission.shares)
         self.num_preemptions = 0
-        # Tokens of sequences that got a slot, and how many of them the prefix cache had.
+        # Tokens of sequences at admission, and how many of them the prefix cache held.
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self._start_epoch(limits, first_step)
@@ -63,20 +62,20 @@ class Scheduler:
     # ---- events ----------------------------------------------------------------------------------
 
     def add(self, request: SequenceRequest) -> None:
-        """Takes a sequence in. Raises QueueFullError and what `resume` raises."""
+        """Enqueues a sequence. Raises QueueFullError and the errors of `resume`."""
         if self.num_waiting >= self._limits.max_waiting:
             raise QueueFullError(num_waiting=self.num_waiting, limit=self._limits.max_waiting)
         self.resume(request, ())
 
     def resume(self, request: SequenceRequest, generated_ids: Sequence[int]) -> None:
-        """Takes in a sequence that has these tokens already, whoever waits here.
+        """Enqueues a sequence that has generated tokens already, even if the queue is full.
 
         Raises PromptTooLongError or NeverFitsError.
         """
         self._table.add(request, generated_ids)
 
     def withdraw(self, sequence_id: int) -> tuple[int, ...]:
-        """Drops a sequence as `cancel` does and returns its new tokens: it goes on elsewhere."""
+        """Removes a sequence that continues on another replica; returns its generated tokens."""
         sequence = self._table.get(sequence_id)
         if sequence is None:
             return ()
@@ -84,9 +83,9 @@ class Scheduler:
         return tuple(sequence.token_ids[sequence.num_prompt_tokens :])
 
     def cancel(self, sequence_id: int) -> None:
-        """Drops a sequence; unknown or finished ones are ignored, because both sides may race.
+        """Removes a sequence; ignores unknown and finished ones, because cancellation may race.
 
-        Its slot is released with the next step, and what is in flight for it comes to nothing.
+        Its slot is released with the next step; results in flight for it are dropped.
         """
         sequence = self._table.get(sequence_id)
         if sequence is not None:
@@ -94,9 +93,9 @@ class Scheduler:
             self._table.forget(sequence)
 
     def score(self, step: int, scored: Sequence[ScoredToken]) -> tuple[ScoreEvent, ...]:
-        """Takes what the oldest step in flight scored, before its `update`.
+        """Records the prompt scores of the oldest step in flight, before its `update`.
 
-        Raises FrameError for positions that were not asked for.
+        Raises FrameError for positions that were not requested.
         """
         found = self._in_flight.scored(step, scored)
         return tuple(ScoreEvent(sequence.sequence_id, tokens) for sequence, tokens in found)
@@ -104,21 +103,21 @@ class Scheduler:
     def update(
         self, step: int, sampled: Sequence[SampledToken], now: float
     ) -> tuple[TokenEvent, ...]:
-        """Takes the result of the oldest step in flight; returns the new tokens of the living.
+        """Records the result of the oldest step in flight; returns the tokens of live sequences.
 
-        Raises StepGapError for another step and FrameError for tokens that were not asked for.
+        Raises StepGapError for another step and FrameError for tokens that were not requested.
         """
-        drawn = self._in_flight.complete(step, sampled)
+        sampled_slots = self._in_flight.complete(step, sampled)
         sent = self._in_flight.sent(step)
-        assert sent is not None, f"step {step} was sent and is forgotten"
+        assert sent is not None, f"step {step} was sent and has no record"
         self._policy.complete(sent, now)
         self._meter.complete(sent, now)
-        return self._accept(drawn, now)
+        return self._accept(sampled_slots, now)
 
     def observe(self, record: StageRecord) -> None:
-        """Takes what one stage measured of one step, before or after the step's result.
+        """Records one stage's timing of one step, before or after the step's result.
 
-        Policies learn from it; a step of long ago, or of another epoch, is ignored.
+        Policies learn from it. Records of steps that are no longer known are ignored.
         """
         sent = self._in_flight.sent(record.step)
         if sent is not None:
@@ -126,17 +125,17 @@ class Scheduler:
             self._meter.observe(record, sent)
 
     def isolate(self, sequence_id: int | None) -> None:
-        """From now on only this sequence gets a slot, and others lose theirs; None: all do again.
+        """Lets only this sequence hold a slot and preempts the others; None ends the isolation.
 
         A restart ends it, too.
         """
         self.num_preemptions += self._table.isolate(sequence_id)
 
     def restart(self, limits: SchedulerLimits, first_step: int = 0) -> tuple[int, ...]:
-        """Begins a new epoch: nothing in flight, no slots, and every sequence waits again.
+        """Begins a new epoch at step `first_step`: nothing in flight, no slots, all sequences wait.
 
-        Tokens already reported stay and are computed again as part of the prompt, so each is
-        reported once. Returns the ids of sequences that cannot fit the new limits; they are gone.
+        Tokens already reported are computed again as part of the prompt, so each is reported once.
+        Returns the ids of sequences that cannot fit the new limits; they are removed.
         """
         dropped = self._table.start_epoch(limits)
         self._start_epoch(limits, first_step)
@@ -145,17 +144,19 @@ class Scheduler:
     # ---- output ----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Step | None:
-        """Makes the next step; None: nothing to do now, or enough steps are in flight.
+        """Makes the next step; None if there is nothing to do or enough steps are in flight.
 
-        A step without tokens carries releases when there is nothing else to send and nothing out.
+        A step without tokens carries releases when nothing else is to be sent or in flight.
         """
         if self.num_steps_in_flight >= self._limits.num_steps_in_flight:
             return None
         queues, slot_allocator = self._table.queues, self._table.slot_allocator
         queue_head = self._admission.queue_head(queues, slot_allocator, now)
         view = self._table.view(now, queue_head, self._in_flight.steps())
-        most = min(self._policy.num_steps_in_flight(view), self._limits.num_steps_in_flight)
-        if self.num_steps_in_flight >= most:
+        max_in_flight = min(
+            self._policy.num_steps_in_flight(view), self._limits.num_steps_in_flight
+        )
+        if self.num_steps_in_flight >= max_in_flight:
             return None
         batcher = Batcher(
             self._limits,
@@ -170,15 +171,15 @@ class Scheduler:
         self.num_preemptions += batcher.num_preempted
         self.num_queried_tokens += batcher.num_queried_tokens
         self.num_hit_tokens += batcher.num_hit_tokens
-        slot_allocator.register_full_blocks(draft.fillers)
+        slot_allocator.register_full_blocks(draft.filling)
         if not draft.chunks and (self._in_flight or not slot_allocator.has_releases):
             return None
         step = draft.to_step(self._in_flight.next_number, slot_allocator.take_releases())
-        self._in_flight.send(draft.draws, draft.scores, draft.work, now, most)
+        self._in_flight.send(draft.draws, draft.scores, draft.work, now, max_in_flight)
         return step
 
     def next_waiting_id(self, now: float) -> int | None:
-        """The id of the waiting sequence that gets a slot next; None: nobody waits."""
+        """The id of the waiting sequence that is admitted next; None if none waits."""
         first = self._table.queues.next_waiting(now, 1)
         return first[0].sequence_id if first else None
 
@@ -188,7 +189,7 @@ class Scheduler:
 
     @property
     def policy_snapshot(self) -> PolicySnapshot:
-        """What the policy thinks at this moment, and what the pipeline makes of its time."""
+        """The policy's state, with the measured bubbles and efficiency ratios."""
         meter = self._meter
         return replace(self._policy.snapshot(), bubbles=meter.bubbles, ratios=meter.ratios)
 
@@ -204,12 +205,12 @@ class Scheduler:
 
     @property
     def unfinished(self) -> tuple[TrackedSequence, ...]:
-        """Every sequence, for whoever routes others; only looked at."""
+        """Every unfinished sequence, read only."""
         return tuple(self._table)
 
     @property
     def num_steps_in_flight(self) -> int:
-        """Steps made whose result has not come."""
+        """Steps without a result."""
         return len(self._in_flight)
 
     @property
@@ -224,7 +225,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """False when idle: no sequence, no step in flight, no release that stages wait for."""
+        """False when idle: no sequence, no step in flight, no release to send."""
         return bool(self._table or self._in_flight or self._table.slot_allocator.has_releases)
 
     def check_integrity(self) -> None:
@@ -233,17 +234,17 @@ class Scheduler:
         self._table.check_integrity(awaited)
         assert self.num_steps_in_flight <= self._limits.num_steps_in_flight
 
-    # ---- inside ----------------------------------------------------------------------------------
+    # ---- internals -------------------------------------------------------------------------------
 
     def _accept(
-        self, drawn: Iterable[tuple[SlotAllocation, SampledToken]], now: float
+        self, sampled_slots: Iterable[tuple[SlotAllocation, SampledToken]], now: float
     ) -> tuple[TokenEvent, ...]:
         events: list[tuple[int, SampledToken, FinishReason | None]] = []
-        tenants, going_on = [], []
-        for allocation, token in drawn:
+        tenants, continuing = [], []
+        for allocation, token in sampled_slots:
             sequence = allocation.sequence
             if sequence.allocation is not allocation:
-                continue  # it lost its slot, or is gone
+                continue  # preempted or removed since
             tenants.append(sequence.tenant)
             finish_reason = None
             if token.problem:
@@ -254,12 +255,12 @@ class Scheduler:
                     self._meter.first_token(sequence, now)
                 finish_reason = sequence.accept(token.token_id)
                 if finish_reason is None:
-                    going_on.append(sequence)
+                    continuing.append(sequence)
                 else:
                     self._end(sequence, now)
             events.append((sequence.sequence_id, token, finish_reason))
         self._admission.charge_output(tenants)
-        self._table.queues.move_all(going_on, SequencePhase.SAMPLING, SequencePhase.READY)
+        self._table.queues.move_all(continuing, SequencePhase.SAMPLING, SequencePhase.READY)
         return tuple(make_rows(TokenEvent, events))
 
     def _end(self, sequence: TrackedSequence, now: float) -> None:

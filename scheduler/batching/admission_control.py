@@ -1,6 +1,7 @@
-"""Owns what decides who may come in: tenants' shares, and the lengths of the answers that ended.
+"""Decides how many waiting sequences are admitted, by a forecast of memory in use.
 
-Both outlive epochs; a forecast does not. It hands nothing out: `batching.py` opens the slots.
+It keeps tenants' shares and the lengths of finished answers across epochs, and a forecast within
+one epoch. It allocates nothing: `batcher.py` opens the slots.
 """
 
 from collections import Counter
@@ -13,56 +14,56 @@ from scheduler.sequences.queues import SequenceQueues
 from scheduler.sequences.sequence import TrackedSequence
 from scheduler.sequences.tenant_fairness import OUTPUT_WEIGHT, FairShare
 
-MAX_LOOKED_AT = 256
-"""So many of those that wait are looked at for one step."""
+MAX_CANDIDATES = 256
+"""Maximum number of waiting sequences that are considered for one step."""
 NUM_RUNNING_PER_STEP = 64
-"""Forecasts look at everybody who runs, and are made so rarely that a step pays for so many."""
+"""Running sequences per step between two forecasts: a forecast's cost grows with all running."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueHead:
-    """Who gets a slot next, in this order; memory to their ends is there for the first so many."""
+    """The waiting sequences that are next, in order; the first `num_admissible` fit into memory."""
 
     waiting: Sequence[TrackedSequence]
     num_admissible: int
 
     @property
     def admissible(self) -> Sequence[TrackedSequence]:
-        """Those for whom there is memory and a slot."""
+        """The waiting sequences with memory and a slot."""
         return self.waiting[: self.num_admissible]
 
 
 class AdmissionControl:
-    """What a scheduler remembers of sequences that are gone."""
+    """Tenants' shares, lengths of finished answers, and the current forecast."""
 
     def __init__(self) -> None:
         self.shares = FairShare()
         self._lengths = OutputLengths()
-        # Until another forecast is due, so many may run.
+        # Limit of running sequences until the next forecast.
         self._num_steps_to_forecast = 0
-        self._most_running = 0
+        self._max_running = 0
 
     def start_epoch(self) -> None:
-        """Nobody runs, and there may be other memory: the last forecast says nothing any more."""
+        """Discards the forecast: nothing runs, and the memory may be different."""
         self._num_steps_to_forecast = 0
-        self._most_running = 0
+        self._max_running = 0
 
     def queue_head(
         self, queues: SequenceQueues, slot_allocator: SlotAllocator, now: float
     ) -> QueueHead:
-        """The line at this moment."""
-        waiting = queues.next_waiting(now, MAX_LOOKED_AT)
+        """Returns the head of the waiting queue and how much of it is admissible."""
+        waiting = queues.next_waiting(now, MAX_CANDIDATES)
         candidates = waiting[: slot_allocator.num_slots_free]
         if not candidates or slot_allocator.num_blocks_free == 0:
             return QueueHead(waiting, 0)
         final_tokens = sum(sequence.final_len for sequence in candidates)
         if slot_allocator.num_final_tokens + final_tokens <= slot_allocator.capacity_tokens:
-            return QueueHead(waiting, len(candidates))  # whatever comes
+            return QueueHead(waiting, len(candidates))  # even at maximum length
         if self._num_steps_to_forecast == 0:
             self._forecast(queues, slot_allocator, candidates)
         else:
             self._num_steps_to_forecast -= 1
-        number = self._most_running - slot_allocator.num_slots_used
+        number = self._max_running - slot_allocator.num_slots_used
         return QueueHead(waiting, max(0, min(len(candidates), number)))
 
     def _forecast(
@@ -71,24 +72,24 @@ class AdmissionControl:
         slot_allocator: SlotAllocator,
         candidates: Sequence[TrackedSequence],
     ) -> None:
-        """Finds out how many may run; where not all, that holds for some steps."""
+        """Calculates how many sequences may run; if not all, the result holds for some steps."""
         running, capacity_tokens = queues.running(), slot_allocator.capacity_tokens
         number = num_admissible(running, candidates, self._lengths, capacity_tokens)
         if number < len(candidates):
-            # The first one left out may share what others hold, and so need less than it seems.
+            # The first excluded sequence may share cached blocks, and so need less memory.
             slot_allocator.find_cached(candidates[number])
             if candidates[number].num_shared:
                 number = num_admissible(running, candidates, self._lengths, capacity_tokens)
         if number < len(candidates):
             self._num_steps_to_forecast = len(running) // NUM_RUNNING_PER_STEP
-        self._most_running = len(running) + number
+        self._max_running = len(running) + number
 
     def charge_output(self, tenants: Iterable[str]) -> None:
-        """One more token for a sequence of each of these."""
+        """Charges one generated token to each of these tenants."""
         for tenant, number in Counter(tenants).items():
             self.shares.charge(tenant, number * OUTPUT_WEIGHT)
 
     def record_finished(self, sequence: TrackedSequence) -> None:
-        """A sequence is over, for whatever reason: that is what memory waits for."""
+        """Records the length of an answer that ended, cancelled ones included."""
         if sequence.num_generated > 0:
             self._lengths.add(sequence.num_generated)

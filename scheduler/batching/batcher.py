@@ -1,7 +1,7 @@
-"""Makes one microbatch: carries a policy's wishes out as far as slots, blocks and limits allow.
+"""Makes one microbatch: applies a policy's choices as far as slots, blocks and limits allow.
 
-Decodes go first, then prompts, those that have begun and those in line, the most urgent first. It
-is the only place where sequences get blocks, and where they lose them to others (preemption).
+Decodes go first, then started and waiting prompts by urgency. Blocks are allocated and preempted
+only here.
 """
 
 from collections import deque
@@ -19,11 +19,11 @@ from scheduler.sequences.sequence import SequencePhase, SlotAllocation, TrackedS
 from scheduler.sequences.tenant_fairness import FairShare
 
 MAX_DEFERRED = 16
-"""So many that wait for another's prompt are passed over, so that a step's time has a bound."""
+"""Maximum of sequences that are skipped because they wait for another's prefix; bounds a step."""
 
 
 class Batcher:
-    """Fills one draft from the queues; made anew for every step."""
+    """Fills one draft from the queues; one instance per step."""
 
     def __init__(
         self,
@@ -47,18 +47,18 @@ class Batcher:
         self.num_preempted = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        # Whose prompts this microbatch holds a part of.
+        # Sequences with a prompt chunk in this microbatch.
         self._prompts: list[TrackedSequence] = []
         self._candidates: PreemptionCandidates | None = None
 
     def fill(self) -> MicrobatchDraft:
-        """Takes decodes, then prompts that have begun and waiting ones; returns the draft."""
+        """Adds decodes, then started and waiting prompts; returns the draft."""
         self._take_decodes()
         self._take_prompts()
         return self.draft
 
     def _take_decodes(self) -> None:
-        """Takes as many decodes as were chosen; who finds no block gives its place to others."""
+        """Adds as many decodes as were chosen; others replace those that find no block."""
         chosen = self._policy.choose_decodes(self._view)
         num_wanted = min(len(chosen), self._limits.max_step_tokens)
         self._take_ready(chosen, num_wanted)
@@ -66,7 +66,7 @@ class Batcher:
             self._take_ready([each.sequence_id for each in self._view.ready], num_wanted)
 
     def _take_ready(self, sequence_ids: Iterable[int], num_wanted: int) -> None:
-        """Takes decodes until there are so many, but for those that find no block."""
+        """Adds decodes up to `num_wanted`, except those that find no block."""
         ready, draws = self._queues.ready, self.draft.draws
         taken: list[TrackedSequence] = []
         allocations: list[SlotAllocation] = []
@@ -75,7 +75,7 @@ class Batcher:
             if len(draws) == num_wanted:
                 break
             sequence = ready.get(sequence_id)
-            if sequence is None:  # taken before, or preempted for a more urgent one in this loop
+            if sequence is None:  # added before, or preempted in this loop
                 continue
             allocation = sequence.allocation
             assert allocation is not None, f"sequence {sequence_id} is ready without a slot"
@@ -83,15 +83,15 @@ class Batcher:
                 if not self._find_block(sequence):
                     continue
                 grown[allocation.slot] = self._slot_allocator.grow(allocation)
-            draws[allocation.slot] = allocation  # from here on nobody takes its blocks
+            draws[allocation.slot] = allocation  # protects its blocks from preemption
             taken.append(sequence)
             allocations.append(allocation)
         self.draft.add_decodes(allocations, grown)
         self._queues.move_all(taken, SequencePhase.READY, SequencePhase.SAMPLING)
 
     def _find_block(self, sequence: TrackedSequence) -> bool:
-        """Whether a block is free, if need be by preempting those that are less urgent."""
-        while self._slot_allocator.num_blocks_free == 0:  # blocks that others share stay taken
+        """Whether a block is free, if necessary by preempting less urgent sequences."""
+        while self._slot_allocator.num_blocks_free == 0:  # shared blocks stay in use
             if self._candidates is None:
                 self._candidates = PreemptionCandidates(self._queues.running(), self.draft)
             candidate = self._candidates.pop(sequence)
@@ -101,20 +101,20 @@ class Batcher:
         return True
 
     def _preempt(self, sequence: TrackedSequence) -> None:
-        """Takes slot and blocks away; the sequence computes its tokens again when it is back.
+        """Releases slot and blocks; the sequence computes its tokens again after readmission.
 
-        A token of it that is in flight is dropped with the residence: drawn by position, the same
-        token comes again.
+        A token in flight is dropped with the allocation: sampling is seeded by position, so the
+        same token is sampled again.
         """
         self._slot_allocator.close(sequence)
         self._queues.move(sequence, SequencePhase.WAITING)
         self.num_preempted += 1
 
     def _take_prompts(self) -> None:
-        """Goes on with prompts and opens slots for those in line, the most urgent first.
+        """Continues started prompts and opens slots for waiting ones, the most urgent first.
 
-        Nobody overtakes the first in line who finds no room. A block is spared for every ready
-        decode that needs one, so that none is preempted for it.
+        A waiting sequence that finds no memory blocks those behind it. One block is reserved for
+        every ready decode that needs one, so that none is preempted for a new prompt.
         """
         begun = deque(self._queues.by_urgency(SequencePhase.PREFILL))
         admissible = deque(self._admissible)
@@ -142,7 +142,7 @@ class Batcher:
             self._take_prompt(sequence.allocation, num_tokens, new_block_ids)
 
     def _admit(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> tuple[int, ...]:
-        """Opens a slot; returns the blocks that are the sequence's own."""
+        """Opens a slot; returns the newly allocated blocks."""
         allocation = self._slot_allocator.open(sequence, cached)
         self._queues.move(sequence, SequencePhase.PREFILL)
         self.draft.openings.append(
@@ -153,7 +153,7 @@ class Batcher:
                 cached,
             )
         )
-        if not sequence.is_charged:  # once: being preempted is not the tenant's fault
+        if not sequence.is_charged:  # once: readmission after preemption is not charged
             self._shares.admit(sequence.request.tenant, sequence.num_unsent)
             sequence.is_charged = True
         self.num_queried_tokens += len(sequence.token_ids)
@@ -161,17 +161,17 @@ class Batcher:
         return tuple(allocation.block_ids[len(cached) :])
 
     def _is_computed_elsewhere(self, sequence: TrackedSequence, num_cached: int) -> bool:
-        """Whether another's prompt, under way or in this microbatch, fills its next block alike."""
+        """Whether another prompt, started or in this microbatch, computes an equal next block."""
         block_size = self._limits.block_size
         if num_cached == self._slot_allocator.num_sharable(sequence):
             return False
-        name = sequence.block_hash(num_cached, block_size)
+        block_hash = sequence.block_hash(num_cached, block_size)
         num_tokens = (num_cached + 1) * block_size
         return any(
             other.allocation is not None
             and other.allocation.num_hashed == num_cached
             and len(other.token_ids) >= num_tokens
-            and other.block_hash(num_cached, block_size) == name
+            and other.block_hash(num_cached, block_size) == block_hash
             for other in chain(self._queues.of(SequencePhase.PREFILL), self._prompts)
         )
 

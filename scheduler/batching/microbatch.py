@@ -1,6 +1,6 @@
-"""Owns one microbatch in the making: its chunks, and what they will ask of the stages.
+"""A microbatch draft: its chunks, and the work that they require of a stage.
 
-What goes into it is decided in `batching.py`.
+`batcher.py` decides its contents.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,35 +12,35 @@ from scheduler.sequences.sequence import SlotAllocation, TrackedSequence
 
 
 class MicrobatchDraft:
-    """A microbatch in the making; also what a policy sees of it (`MicrobatchView`)."""
+    """A microbatch draft; policies see it as `MicrobatchView`."""
 
     def __init__(self) -> None:
         self.chunks: list[SequenceChunk] = []
         self.openings: list[SlotOpening] = []
-        # By slot, who gets a token of this step.
+        # Allocations that sample a token in this step, by slot.
         self.draws: dict[int, SlotAllocation] = {}
         self.scores: list[Score] = []
         self.num_tokens = 0
         self._num_decodes = 0
         self._prefill_attention = 0
         self._decode_context = 0
-        # By slot, whose prompts go on after this step.
-        self._going_on: dict[int, SlotAllocation] = {}
-        # Who has more full blocks with this step than before, or may have.
-        self.fillers: list[SlotAllocation] = []
+        # Allocations whose prompts continue after this step, by slot.
+        self._continuing: dict[int, SlotAllocation] = {}
+        # Allocations that may fill blocks in this step.
+        self.filling: list[SlotAllocation] = []
 
     def __contains__(self, sequence: TrackedSequence) -> bool:
         allocation = sequence.allocation
         if allocation is None:
             return False
-        return allocation.slot in self.draws or allocation.slot in self._going_on
+        return allocation.slot in self.draws or allocation.slot in self._continuing
 
     def add_decodes(
         self, allocations: Sequence[SlotAllocation], grown: Mapping[int, tuple[int, ...]]
     ) -> None:
-        """Adds the newest token of each, the only one of it that is unsent.
+        """Adds the newest token, the only unsent one, of each allocation in `draws`.
 
-        They stand in `draws` already. `grown` has the new blocks of those that have any, by slot.
+        `grown` holds new blocks by slot.
         """
         rows, context = [], 0
         for allocation in allocations:
@@ -50,7 +50,7 @@ class MicrobatchDraft:
             context += position
             allocation.num_sent = position + 1
             if allocation.num_sent == allocation.capacity:
-                self.fillers.append(allocation)
+                self.filling.append(allocation)
         self.chunks.extend(make_rows(SequenceChunk, rows))
         self.num_tokens += len(allocations)
         self._num_decodes += len(allocations)
@@ -59,9 +59,9 @@ class MicrobatchDraft:
     def add_prompt(
         self, allocation: SlotAllocation, num_tokens: int, new_block_ids: tuple[int, ...] = ()
     ) -> None:
-        """Adds the next tokens of a prompt, which count as sent from here on."""
+        """Adds the next tokens of a prompt, which then count as sent."""
         sequence, slot = allocation.sequence, allocation.slot
-        assert sequence not in self, f"sequence {sequence.sequence_id} is in twice"
+        assert sequence not in self, f"sequence {sequence.sequence_id} is added twice"
         start, end = allocation.num_sent, allocation.num_sent + num_tokens
         samples = end == len(sequence.token_ids)
         token_ids = tuple(sequence.token_ids[start:end])
@@ -75,14 +75,14 @@ class MicrobatchDraft:
             self._decode_context += start
         else:
             self._prefill_attention += num_tokens * (2 * start + num_tokens)
-        (self.draws if samples else self._going_on)[slot] = allocation
-        self.fillers.append(allocation)
+        (self.draws if samples else self._continuing)[slot] = allocation
+        self.filling.append(allocation)
         if positions:
             self.scores.append(Score(allocation, positions))
 
     @property
     def work(self) -> StepWork:
-        """What it asks of a stage so far."""
+        """The work that the draft requires of a stage so far."""
         return StepWork(
             num_tokens=self.num_tokens,
             num_decodes=self._num_decodes,
@@ -93,5 +93,4 @@ class MicrobatchDraft:
         )
 
     def to_step(self, number: int, released_slots: tuple[int, ...]) -> Step:
-        """The finished step."""
         return Step(number, released_slots, tuple(self.openings), tuple(self.chunks))

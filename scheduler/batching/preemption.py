@@ -1,6 +1,6 @@
-"""Decides who loses slot and blocks so that a more urgent sequence gets on. It takes nothing away.
+"""Selects the sequence to preempt for a more urgent one: the eviction rule. It releases nothing.
 
-The lowest class first, then the latest deadline, then the cheapest to compute again.
+The order is lowest priority, then latest deadline, then fewest computed tokens.
 """
 
 from collections.abc import Iterable
@@ -10,37 +10,37 @@ from scheduler.sequences.sequence import TrackedSequence
 
 
 class PreemptionCandidates:
-    """Those that may be preempted for one microbatch, put in order once, when the first is needed.
+    """The preemption candidates of one microbatch, sorted once.
 
-    None that the microbatch holds is preempted, so the most urgent always gets on: whoever is less
-    so and in this microbatch can be preempted by the next.
+    Sequences in the microbatch are excluded; the next microbatch may preempt them. So the most
+    urgent sequence always makes progress.
     """
 
     def __init__(self, running: Iterable[TrackedSequence], draft: MicrobatchDraft) -> None:
         self._draft = draft
-        # The last goes first.
+        # The first to preempt is the last element.
         self._candidates = sorted(running, key=_preemption_key)
 
     def pop(self, beneficiary: TrackedSequence) -> TrackedSequence | None:
-        """The first to go of those that are less urgent; None: there is nobody left."""
-        spared = []
+        """Removes and returns the best candidate that is less urgent; None if there is none."""
+        skipped = []
         found = None
         while self._candidates and found is None:
             candidate = self._candidates.pop()
             if candidate.allocation is None or candidate in self._draft:
-                continue  # until the next microbatch
+                continue  # excluded from this microbatch
             if candidate.urgency_key > beneficiary.urgency_key:
                 found = candidate
                 continue
-            spared.append(candidate)
+            skipped.append(candidate)
             if _coarse_urgency(candidate) < _coarse_urgency(beneficiary):
                 break  # the others are at least as urgent
-        self._candidates += reversed(spared)
+        self._candidates += reversed(skipped)
         return found
 
 
 def _coarse_urgency(sequence: TrackedSequence) -> tuple[int, int]:
-    """Deadlines within a second of each other count as one."""
+    """Priority and deadline; deadlines within the same second count as equal."""
     return sequence.rank, int(sequence.due_key[0])
 
 

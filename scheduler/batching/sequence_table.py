@@ -1,6 +1,6 @@
-"""Owns every unfinished sequence of one replica, with its queue, its slot and its blocks.
+"""Owns every unfinished sequence of one replica, with its queue, slot and blocks.
 
-It outlives epochs, in each of which everybody waits anew. What runs next it does not decide.
+It outlives epochs; in a new epoch every sequence waits. It does not decide what runs next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from scheduler.sequences.tenant_fairness import FairShare
 
 
 class SequenceTable:
-    """The unfinished sequences, by id in order of arrival here."""
+    """The unfinished sequences by id, in order of insertion."""
 
     def __init__(self, limits: SchedulerLimits, shares: FairShare) -> None:
         self._shares = shares
@@ -36,14 +36,14 @@ class SequenceTable:
         return iter(self._sequences.values())
 
     def get(self, sequence_id: int) -> TrackedSequence | None:
-        """A sequence; None once it is finished, and for an unknown one."""
+        """The sequence; None if it is unknown or finished."""
         return self._sequences.get(sequence_id)
 
     def add(self, request: SequenceRequest, generated_ids: Sequence[int]) -> None:
-        """Takes a sequence in, which waits. Raises PromptTooLongError or NeverFitsError."""
+        """Enqueues a sequence. Raises PromptTooLongError or NeverFitsError."""
         assert request.sequence_id not in self._sequences, f"{request.sequence_id} is in use"
         assert request.prompt_ids, f"sequence {request.sequence_id} has an empty prompt"
-        assert request.max_tokens > len(generated_ids), f"{request.sequence_id} wants no tokens"
+        assert request.max_tokens > len(generated_ids), f"{request.sequence_id} requests no tokens"
         num_prompt_tokens = len(request.prompt_ids)
         self.limits.check_fits(num_prompt_tokens, request.max_tokens)
         final_len = self.limits.final_len(num_prompt_tokens, request.max_tokens)
@@ -52,13 +52,13 @@ class SequenceTable:
         self.queues.add(sequence)
 
     def forget(self, sequence: TrackedSequence) -> None:
-        """Lets a sequence go; its slot is released with the next step."""
+        """Removes a sequence; its slot is released with the next step."""
         del self._sequences[sequence.sequence_id]
         self.queues.remove(sequence)
         self.slot_allocator.close(sequence)
 
     def isolate(self, sequence_id: int | None) -> int:
-        """From now on only this one gets a slot; None: all do. Counts those that lose theirs."""
+        """Admits only this sequence; None admits all. Returns the number of preemptions."""
         self.queues.isolated_id = sequence_id
         if sequence_id is None:
             return 0
@@ -69,13 +69,13 @@ class SequenceTable:
         return len(others)
 
     def start_epoch(self, limits: SchedulerLimits) -> tuple[int, ...]:
-        """Everybody waits again; returns the ids of those that cannot fit and are gone."""
+        """Enqueues every sequence; returns the ids of those that cannot fit and are removed."""
         self._start(limits)
         sequences = list(self._sequences.values())
         return tuple(each.sequence_id for each in sequences if not self._wait_again(each))
 
     def _wait_again(self, sequence: TrackedSequence) -> bool:
-        """Queues a sequence in the new epoch, or drops it and returns False if it cannot fit."""
+        """Enqueues a sequence in the new epoch; removes it and returns False if it cannot fit."""
         request = sequence.request
         num_prompt_tokens = len(request.prompt_ids)
         sequence.start_epoch(self.limits.final_len(num_prompt_tokens, request.max_tokens))
@@ -94,7 +94,7 @@ class SequenceTable:
     def view(
         self, now: float, queue_head: QueueHead, in_flight: Sequence[SentStep]
     ) -> SchedulerView:
-        """What a policy sees of it."""
+        """The policy's view of the table."""
         ready = self.queues.of(SequencePhase.READY)
         return SchedulerView(
             now=now,
@@ -109,7 +109,7 @@ class SequenceTable:
         )
 
     def check_integrity(self, awaited: Sequence[int]) -> None:
-        """Asserts every invariant; `awaited` are those that steps in flight bring tokens for."""
+        """Asserts every invariant; `awaited` are the sequences with a token in flight."""
         self.queues.check_integrity()
         running = self.queues.running()
         num_waiting = self.queues.count(SequencePhase.WAITING)

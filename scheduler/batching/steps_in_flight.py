@@ -1,7 +1,7 @@
-"""Owns the numbering of steps and what is still expected of those that were sent.
+"""Numbers steps and checks their results against what was requested.
 
-A step that was sent is never withdrawn, so its record stays until its result comes, whatever
-happens to its sequences meanwhile.
+A sent step is never withdrawn: its record is kept until its result comes, even if its sequences
+end before.
 """
 
 from collections import deque
@@ -17,23 +17,23 @@ from scheduler.sequences.sequence import SlotAllocation, TrackedSequence
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Positions of a prompt that a step scores: whose, in which of its residences."""
+    """Prompt positions that a step scores for one allocation."""
 
     allocation: SlotAllocation
     positions: range
 
 
 NUM_DONE_KEPT = 32
-"""Stages tell their times by streams of their own, so some come after the step's result."""
+"""Completed steps whose records are kept: stages report timings on separate streams, so late."""
 
 
 class StepsInFlight:
-    """The steps of one epoch whose result has not come, oldest first."""
+    """The steps of one epoch without a result, oldest first."""
 
     def __init__(self, first_number: int = 0) -> None:
-        # By slot, who gets a token of each of them.
+        # Per step, the allocations that sample a token, by slot.
         self._draws_of_step: deque[Mapping[int, SlotAllocation]] = deque()
-        # By step, as long as it is in flight; most have none.
+        # By step in flight; most steps score nothing.
         self._scores: dict[int, tuple[Score, ...]] = {}
         self._sent: dict[int, SentStep] = {}
         self._next_number = first_number
@@ -43,7 +43,7 @@ class StepsInFlight:
 
     @property
     def next_number(self) -> int:
-        """The number of the step to be sent next."""
+        """The number of the next step to send."""
         return self._next_number
 
     def send(
@@ -52,35 +52,35 @@ class StepsInFlight:
         scores: Sequence[Score],
         work: StepWork,
         now: float,
-        most: int,
+        max_in_flight: int,
     ) -> None:
-        """Notes that the next step was sent, for whom it draws, by slot, and what it scores.
+        """Records that the next step was sent, with its samples by slot and its scores.
 
-        `most` may be in flight.
+        `max_in_flight` is the policy's limit.
         """
         if scores:
             self._scores[self._next_number] = tuple(scores)
-        is_full = len(self) + 1 >= most
+        is_full = len(self) + 1 >= max_in_flight
         self._sent[self._next_number] = SentStep(self._next_number, work, now, len(self), is_full)
         self._sent.pop(self._next_number - len(self) - NUM_DONE_KEPT, None)
         self._draws_of_step.append(draws)
         self._next_number += 1
 
     def steps(self) -> tuple[SentStep, ...]:
-        """Those whose result has not come, oldest first."""
+        """The steps without a result, oldest first."""
         numbers = range(self._next_number - len(self), self._next_number)
         return tuple(self._sent[number] for number in numbers)
 
     def sent(self, number: int) -> SentStep | None:
-        """A step in flight or lately done; None for one that is too long ago, or never was."""
+        """A step in flight or recently completed; None for any other number."""
         return self._sent.get(number)
 
     def scored(
         self, number: int, scored: Sequence[ScoredToken]
     ) -> list[tuple[TrackedSequence, tuple[ScoredToken, ...]]]:
-        """Takes what a step in flight scored; returns the tokens of live residences.
+        """Records the scores of a step in flight; returns the tokens of live allocations.
 
-        Raises FrameError unless exactly the positions came that it was to score, in their order.
+        Raises FrameError unless the positions are exactly the requested ones, in order.
         """
         scores = self._scores.pop(number, ())
         expected = [(each.allocation.slot, place) for each in scores for place in each.positions]
@@ -95,17 +95,17 @@ class StepsInFlight:
     def complete(
         self, number: int, sampled: Sequence[SampledToken]
     ) -> Iterable[tuple[SlotAllocation, SampledToken]]:
-        """Takes the result of the oldest step; returns the tokens, also of those gone meanwhile.
+        """Records the result of the oldest step; returns its tokens, also of ended sequences.
 
-        Raises StepGapError for any other step and FrameError unless exactly the tokens that it was
-        to draw came; then nothing has changed.
+        Raises StepGapError for any other step and FrameError unless the tokens are exactly the
+        requested ones; an error changes nothing.
         """
         expected_number = self._next_number - len(self)
         if number != expected_number or not self._draws_of_step:
             raise StepGapError(expected=expected_number, actual=number)
         draws = self._draws_of_step[0]
         slots = [token.slot for token in sampled]
-        if slots != list(draws):  # mostly they come in order
+        if slots != list(draws):  # normally in order
             if sorted(slots) != sorted(draws):
                 raise FrameError(
                     what=f"slots sampled by step {number}",
@@ -118,6 +118,6 @@ class StepsInFlight:
         return zip(draws.values(), sampled, strict=True)
 
     def awaited(self) -> list[TrackedSequence]:
-        """The sequences that get a token from a step in flight, sorted by id."""
+        """The sequences with a token in flight, sorted by id."""
         draws = [each for step in self._draws_of_step for each in step.values() if each.is_live]
         return sorted((each.sequence for each in draws), key=lambda waiting: waiting.sequence_id)

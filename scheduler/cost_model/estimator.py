@@ -1,11 +1,11 @@
-"""Learns how long one stage computes a microbatch from what was measured.
+"""Learns a stage's compute time per microbatch from measurements.
 
-It is least squares with forgetting, kept as normal equations of relative errors rather than as the
+Least squares with forgetting, kept as normal equations of relative errors rather than as the
 covariance of textbook RLS. A covariance winds up in directions that the load does not excite, and
-a phase of nothing but decodes would wash out what is known of prompts; here evidence is kept in
-strata by size, each of which fades only as newer evidence of its kind comes in, and what no
-stratum tells falls back to the prior. Coefficients that would be negative are held at zero. A jump
-of the residuals scales all costs at once: what throttles a device slows everything that it does.
+a period of decodes only would erase the knowledge of prompts. Evidence is therefore kept in strata
+by size; each fades only as newer evidence of its stratum comes in, and the prior determines the
+rest. Negative coefficients are held at zero. A jump of the residuals scales all costs at once, as
+throttling slows all work of a device.
 """
 
 import math
@@ -17,20 +17,20 @@ from scheduler.cost_model.feedback import StepWork
 from scheduler.cost_model.stage_costs import KNOTS, LARGE_STEP, StageCostModel, features
 
 FORGETTING = 0.96
-"""A record counts half after 17 further ones of its stratum."""
+"""A record's weight halves after 17 further records of its stratum."""
 PRIOR_WEIGHT = 0.01
-"""How many records a coefficient's prior counts for."""
+"""Weight of a coefficient's prior, in records."""
 KEPT_WEIGHT = 0.2
-"""The same after a jump, when the prior is what was learnt before, rescaled."""
+"""Weight after a jump, when the prior is the rescaled earlier estimate."""
 HUBER_DEVIATIONS = 3.0
 MIN_DEVIATION = 0.05
 
 JUMP_LOG_RATIO = 0.3
 JUMP_RECORDS = 5
-"""So many records in a row off by 35% to the same side mean that the device changed."""
+"""A device has changed after this many consecutive records with 35% error of one sign."""
 
 NUM_EARLY, NUM_UNSOLVED = 16, 4
-"""After the first records, so many new ones are waited for before the costs are fitted again."""
+"""After `NUM_EARLY` records, costs are fitted again once per `NUM_UNSOLVED` records."""
 
 SAFETY_QUANTILE = 0.9
 SAFETY_RATE = 0.02
@@ -44,7 +44,7 @@ _TINY = 1e-12
 class CostEstimator:
     """Learns one stage's costs from its measured steps; `solve` brings them up to date.
 
-    Inside, coefficients are in seconds of the large step, so that all are of one size.
+    Internally, coefficients are in seconds of the large step, so that all have one magnitude.
     """
 
     def __init__(self, prior: StageCostModel) -> None:
@@ -59,11 +59,11 @@ class CostEstimator:
         self._start_from(prior, PRIOR_WEIGHT)
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """Takes one step in; a time that is not positive says nothing."""
+        """Adds one measurement; ignores a time that is not positive."""
         if seconds <= 0.0:
             return
         if self.num_records == 0:
-            # One record fixes the scale better than any guess; the prior is kept as a shape.
+            # One record determines the scale better than the prior, which keeps its shape.
             self._rescale(seconds / max(self.costs.seconds(work), _TINY), PRIOR_WEIGHT)
         self.num_records += 1
         predicted = max(self.costs.seconds(work), _TINY)
@@ -80,10 +80,10 @@ class CostEstimator:
         self._accumulate(work, predicted, ratio)
 
     def solve(self) -> StageCostModel:
-        """The costs that fit the evidence best; those that come out negative are held at zero.
+        """Returns the costs that fit the evidence best, none of them negative.
 
-        After the first records it waits for some new ones, because solving takes longer than what
-        one more record changes is worth.
+        After `NUM_EARLY` records it solves only every few records, because one record changes
+        little and solving takes time.
         """
         if self.num_records >= NUM_EARLY and self._num_unsolved < NUM_UNSOLVED:
             return self.costs
@@ -113,14 +113,14 @@ class CostEstimator:
         self._start_from(self.costs, prior_weight)
 
     def _start_from(self, prior: StageCostModel, weight: float) -> None:
-        """Forgets the evidence; from here on the prior is `prior`, of so much weight.
+        """Discards the evidence and sets the prior with a weight in records.
 
-        For the price of `weight` records a coefficient may move by its own size, or by a tenth of
-        a large step where it is nearly nothing.
+        At the cost of `weight` records a coefficient may change by its own size, or by a tenth of
+        a large step if it is close to zero.
         """
         mean = np.array(prior.coefficients) * _SIZES
         large = max(prior.seconds(LARGE_STEP), _TINY)
-        # In relative errors, as the evidence: a record of the large step weighs 1 / large^2.
+        # In relative errors, like the evidence: a record of the large step weighs 1 / large^2.
         precision = weight / np.maximum(mean, 0.1 * large) ** 2
         self._prior_normal = np.diag(precision)
         self._prior_moment = precision * mean
@@ -128,7 +128,7 @@ class CostEstimator:
         self._moments = np.zeros((_NUM_STRATA, len(mean)))
 
     def _accumulate(self, work: StepWork, predicted: float, ratio: float) -> None:
-        """Adds one record to its stratum, an outlier with less weight (Huber)."""
+        """Adds one record to its stratum, with a Huber weight."""
         residual = abs(ratio - 1.0)
         limit = HUBER_DEVIATIONS * self._deviation
         weight = 1.0 if residual <= limit else limit / residual
@@ -145,7 +145,7 @@ class CostEstimator:
 
 
 def _stratum(work: StepWork) -> int:
-    """Only decodes, or prompts of one of the sizes between the knots."""
+    """0 for decodes only, else by the number of rows relative to the knots."""
     if work.num_tokens == work.num_decodes:
         return 0
     return 1 + bisect_left(KNOTS, work.num_tokens)

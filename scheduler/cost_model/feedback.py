@@ -1,7 +1,4 @@
-"""The vocabulary of feedback: what a step carried, when it went out, and what each stage measured.
-
-Policies learn from these records alone. Nothing here decides or measures.
-"""
+"""The feedback records from which policies learn: a step's work, its sending, stages' timings."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,11 +7,11 @@ from runtime.protocol.step import StageTiming
 
 
 class StepWork(NamedTuple):
-    """What one microbatch asks of a stage; a tuple, because plans are made by comparing many.
+    """The work of one microbatch; a tuple for speed, because planning compares many.
 
-    A chunk of one token counts as a decode: it costs the same, wherever its token comes from.
+    A chunk of one token counts as a decode: it costs the same, whatever its token's origin.
     `prefill_attention` is the sum of 2Lx + x^2 over longer chunks (L positions of context, x
-    tokens), which is twice the pairs that attention looks at; `decode_context` is the sum of the
+    tokens), which is twice the number of attention pairs; `decode_context` is the sum of the
     positions before each decode.
     """
 
@@ -33,9 +30,9 @@ class StepWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SentStep:
-    """A step that went out at `sent_at` seconds.
+    """A step that was sent at `sent_at` seconds.
 
-    `num_others` were in flight then; `is_full` says that with it as many are as the policy allows.
+    `num_others` steps were in flight then; `is_full` is set if the policy allowed no more.
     """
 
     number: int
@@ -47,7 +44,7 @@ class SentStep:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """What one stage measured of one step."""
+    """One stage's timing of one step."""
 
     step: int
     stage: int

@@ -1,7 +1,7 @@
-"""Guesses what a stage costs from its device and its weights, before anything is measured.
+"""Estimates a stage's costs from its device and weights, before the first measurement.
 
-The first record of an epoch scales a guess, so what counts is its shape: how many rows a device
-computes in the time in which it reads the weights, which differs a hundredfold between devices.
+The first record of an epoch scales the estimate, so only its shape matters: the number of rows that
+a device computes in the time of reading the weights, which differs a hundredfold between devices.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from scheduler.cost_model.stage_costs import KNOTS, StageCostModel
 
 NOMINAL_BYTES = 2e9
-"""Weights of a stage that does not say how many it has."""
+"""Weights of a stage that does not report their size."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
-    """What a device of some kind may reach.
+    """Achievable speeds of a kind of device.
 
-    Of reading and computing the shorter one hides behind the longer one, but for the share
-    `exposed`. A step takes `layer_seconds` for each layer at least, to launch its kernels.
+    The shorter of reading and computing overlaps the longer one, except for the share `exposed`. A
+    step takes at least `layer_seconds` per layer to launch its kernels.
     """
 
     bytes_per_second: float
@@ -28,7 +28,7 @@ class DeviceSpeed:
 
 CPU_CORES = DeviceSpeed(1.3e10, 5e10, exposed=1.0, layer_seconds=0.0)
 ACCELERATOR = DeviceSpeed(2.3e12, 6e14, exposed=0.25, layer_seconds=1e-4)
-"""About two thirds of what an H100's data sheet says of memory and of 16-bit arithmetic."""
+"""About two thirds of an H100's data sheet, for memory and 16-bit arithmetic."""
 
 
 def guess_costs(
@@ -36,7 +36,7 @@ def guess_costs(
 ) -> StageCostModel:
     """The prior of a stage on such a device.
 
-    Paced stages take any times and say nothing of them: a CPU's shape is the careful guess.
+    Simulated stages do not report their times; a CPU's shape is the conservative estimate.
     """
     if device_kind == "cuda":
         num_bytes = weights_bytes or NOMINAL_BYTES
@@ -47,10 +47,10 @@ def guess_costs(
 def roofline(
     weights_bytes: float, device: DeviceSpeed, bytes_per_weight: float, num_layers: int = 0
 ) -> StageCostModel:
-    """A stage that reads all its weights while it multiplies, two operations per weight and token.
+    """Costs of a stage that reads all weights and computes two operations per weight and token.
 
-    The longer of the two bounds a step (Williams et al., Roofline, CACM 2009); here it is drawn
-    through the knots. The other coefficients are shares of these that fit common decoders.
+    The longer of the two bounds a step (Williams et al., Roofline, CACM 2009), interpolated at the
+    knots. The other coefficients are shares of these that fit common decoders.
     """
     fixed = max(weights_bytes / device.bytes_per_second, num_layers * device.layer_seconds)
     per_token = 2.0 * weights_bytes / bytes_per_weight / device.flops_per_second

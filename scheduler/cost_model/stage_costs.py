@@ -1,12 +1,12 @@
-"""The form of a stage's compute time: what a microbatch costs, and how long a chunk fits a room.
+"""The formula of a stage's compute time, and the longest chunk that fits into a given time.
 
 t = fixed + prompt (if any chunk is longer than a token) + per_token*N
   + beyond_128*max(0, N-128) + beyond_512*max(0, N-512)
-  + per_attention*sum(2Lx + x^2) + per_context*sum(context of decodes) + per_sample*(tokens drawn)
+  + per_attention*sum(2Lx + x^2) + per_context*sum(context of decodes) + per_sample*(tokens sampled)
 
-with every coefficient at least 0, so that t is convex in the rows N: a roofline is a maximum of
-lines, nearly flat while reading the weights bounds it and steep where arithmetic does. The knots
-are where the ridges of current devices lie.
+with every coefficient at least 0, so t is convex in the rows N: a roofline is a maximum of
+lines, nearly flat while memory bandwidth bounds it and steep where arithmetic does. The knots are
+at the ridge points of current devices.
 """
 
 import math
@@ -32,7 +32,7 @@ class StageCostModel:
     per_sample: float = 0.0
 
     def seconds(self, work: StepWork) -> float:
-        """How long this stage computes `work`."""
+        """Seconds that this stage takes for `work`."""
         num_tokens = work.num_tokens
         seconds = (
             self.fixed
@@ -51,7 +51,7 @@ class StageCostModel:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """All of them, in order."""
+        """All coefficients, in order."""
         return (
             self.fixed,
             self.prompt,
@@ -65,13 +65,13 @@ class StageCostModel:
 
     @property
     def last_token(self) -> float:
-        """Seconds of one more row of a large microbatch."""
+        """Seconds per additional row of a large microbatch."""
         return self.per_token + self.beyond_128 + self.beyond_512
 
     def chunk_tokens(self, room_seconds: float, work: StepWork, context: float) -> float:
-        """The longest prompt chunk after `context` positions that `work` can take besides.
+        """The longest prompt chunk after `context` positions that adds at most `room_seconds`.
 
-        The positive root of the formula, piece by piece between the knots.
+        The positive root of the formula, solved piecewise between the knots.
         """
         room = room_seconds
         if work.num_tokens == work.num_decodes:
@@ -92,7 +92,7 @@ class StageCostModel:
         return chunk + self._root(room, slope)
 
     def scaled(self, factor: float) -> "StageCostModel":
-        """All of it slower by `factor`."""
+        """All coefficients multiplied by `factor`."""
         return StageCostModel(*[factor * value for value in self.coefficients])
 
     def _root(self, room: float, slope: float) -> float:
@@ -102,12 +102,12 @@ class StageCostModel:
 
 
 def sum_costs(stages: Sequence[StageCostModel]) -> StageCostModel:
-    """The costs of all these stages, one after the other."""
+    """The costs of all stages in sequence."""
     return StageCostModel(*map(sum, zip(*(stage.coefficients for stage in stages), strict=True)))
 
 
 def features(work: StepWork) -> tuple[float, ...]:
-    """What each coefficient is multiplied with, in their order."""
+    """The factors of the coefficients, in their order."""
     num_tokens = work.num_tokens
     return (
         1.0,
@@ -129,4 +129,4 @@ LARGE_STEP = StepWork(
     num_sequences=258,
     num_sampled=256,
 )
-"""A step that has much of everything, to weigh coefficients against each other."""
+"""A step with much of each kind of work, to weigh coefficients against each other."""

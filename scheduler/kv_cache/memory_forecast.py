@@ -1,9 +1,9 @@
-"""Predicts how full the KV cache will be, to admit what it can hold and not only what it can begin.
+"""Predicts the peak of the KV cache, to admit only sequences that probably fit to their ends.
 
-A sequence's future is a draw from the lengths of answers that ended lately, given that it is as
-long as it is; its quantile is its own for life. The peak over a set of sequences follows in closed
-form: at the moment when one ends, all that are still running have grown as much as it has
-(Past-Future scheduler, Gong et al., ASPLOS 2025). Being wrong costs a preemption.
+A sequence's length is predicted from the lengths of recent answers that were longer than it is
+now, at a quantile that is fixed per sequence. The peak over a set of sequences follows in closed
+form: when one ends, all that still run have grown by as much as it has (Past-Future scheduler, Gong
+et al., ASPLOS 2025). An underestimate costs a preemption.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from scheduler.sequences.sequence import TrackedSequence
 
 NUM_LENGTHS = 512
 NUM_TRUSTED = 16
-"""So many answers are better than a guess."""
+"""Number of answers from which measured lengths replace the guess."""
 GUESSED_LENGTHS = (16, 32, 64, 128, 256, 512)
 _GOLDEN_RATIO = 0.6180339887498949
 
@@ -24,7 +24,7 @@ _Floats = NDArray[np.float64]
 
 
 class OutputLengths:
-    """The lengths of the answers that ended last, in tokens."""
+    """The lengths of recently finished answers, in tokens."""
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=NUM_LENGTHS)
@@ -32,12 +32,11 @@ class OutputLengths:
         self._is_stale = False
 
     def add(self, num_tokens: int) -> None:
-        """An answer ended."""
         self._lengths.append(num_tokens)
         self._is_stale = True
 
     def predict(self, num_generated: _Floats, quantiles: _Floats) -> _Floats:
-        """The whole length of answers that are so long; twice that where none was longer."""
+        """Predicts final lengths from current ones; doubles those that no known answer exceeds."""
         if self._is_stale and len(self._lengths) >= NUM_TRUSTED:
             self._sorted = np.sort(np.array(self._lengths, dtype=np.float64))
             self._is_stale = False
@@ -54,10 +53,10 @@ def num_admissible(
     lengths: OutputLengths,
     capacity_tokens: float,
 ) -> int:
-    """How many of `waiting`, from the first, may join so that all probably fit to their ends.
+    """The number of `waiting` sequences, from the first, that probably fit to their ends.
 
-    Blocks that running sequences share are part of `capacity_tokens`, what those that wait would
-    share with them (`num_shared`) comes off theirs.
+    `capacity_tokens` counts blocks shared by running sequences once per holder; positions that
+    waiting sequences would share (`num_shared`) are subtracted from theirs.
     """
     both = [*running, *waiting]
     known = np.array([len(sequence.token_ids) for sequence in both], dtype=np.float64)
@@ -75,7 +74,7 @@ def num_admissible(
 
     if fits(len(waiting)):
         return len(waiting)
-    # Mostly few do, so the search begins with few.
+    # Usually few fit, so the search starts with few.
     fewest, too_many, stride = 0, len(waiting), 1
     while fewest + 1 < too_many:
         number = min(fewest + stride, (fewest + too_many) // 2)
@@ -83,12 +82,12 @@ def num_admissible(
             fewest, stride = number, 2 * stride
         else:
             too_many = number
-    # Nothing else could make room for the first, and alone it fits: that was checked at its coming.
+    # Alone, the first one fits: `check_fits` passed when it was added.
     return fewest if running else max(1, fewest)
 
 
 def _peak(held: _Floats, left: _Floats) -> float:
-    """The most tokens that these hold together at any time."""
+    """The maximum number of tokens that these sequences hold together at any time."""
     last_first = np.argsort(-left)
     num_running = np.arange(1, len(left) + 1)
     return float((np.cumsum(held[last_first]) + num_running * left[last_first]).max())

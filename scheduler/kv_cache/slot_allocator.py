@@ -1,7 +1,6 @@
-"""Owns slots and KV blocks of the sequences that have them, and the releases not yet sent.
+"""Allocates slots and KV blocks to sequences, finds cached prefixes, and collects releases to send.
 
-It hands out and takes back, and finds blocks that hold a sequence's beginning already (the prefix
-cache); who gets them is decided elsewhere.
+It does not decide which sequence is admitted.
 """
 
 import heapq
@@ -14,57 +13,57 @@ from scheduler.sequences.sequence import SlotAllocation, TrackedSequence
 
 
 class SlotAllocator:
-    """The slots and blocks of one epoch, which starts with all of them free and nothing cached.
+    """The slots and blocks of one epoch; all are free at first, and nothing is cached.
 
-    A closed residence's slot and blocks are free at once: the next step's header carries the
-    release, and within a header releases come before openings. A block may be shared as soon as
-    the step that fills it was sent: steps run in order, so whoever reads it comes later.
+    The slot and blocks of a closed allocation are free at once: the next step's header carries the
+    release, and in a header releases precede openings. A block may be shared as soon as the step
+    that fills it was sent: steps run in order, so every reader runs later.
     """
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._limits = limits
         self._blocks = BlockManager(limits.num_blocks)
-        # Slots that were open once, a heap, and the first of those that never were.
+        # A heap of released slots, and the first slot that was never used.
         self._freed_slots: list[int] = []
         self._first_fresh_slot = 0
         self._holders: dict[int, TrackedSequence] = {}
         self._released_slots: list[int] = []
-        # Entries in block tables, and tokens of all sequences if each runs to the end allowed.
+        # Entries in block tables, and tokens of all sequences at their maximum lengths.
         self._num_held = 0
         self.num_final_tokens = 0
 
     @property
     def num_blocks_used(self) -> int:
-        """Blocks that sequences hold."""
+        """Blocks held by sequences."""
         return self._blocks.num_used
 
     @property
     def num_blocks_free(self) -> int:
-        """Blocks that may be handed out now."""
+        """Blocks that can be allocated."""
         return self._blocks.num_free
 
     @property
     def capacity_tokens(self) -> float:
-        """Positions that sequences may hold together, as if each had all of its blocks alone.
+        """Positions of all blocks, with shared blocks counted once per holder.
 
-        Half of each one's last block is taken to be empty.
+        Assumes that half of each sequence's last block is empty.
         """
         num_blocks = self._limits.num_blocks + self._num_held - self._blocks.num_used
         return self._limits.block_size * (num_blocks - len(self._holders) / 2)
 
     @property
     def num_slots_used(self) -> int:
-        """Slots that sequences hold."""
+        """Slots held by sequences."""
         return len(self._holders)
 
     @property
     def num_slots_free(self) -> int:
-        """Slots that may be handed out now."""
+        """Slots that can be allocated."""
         return self._limits.max_sequences - len(self._holders)
 
     @property
     def has_releases(self) -> bool:
-        """Whether the stages still hold slots that are released here."""
+        """Whether released slots are not yet sent to the stages."""
         return bool(self._released_slots)
 
     def holder(self, slot: int) -> TrackedSequence:
@@ -72,9 +71,9 @@ class SlotAllocator:
         return self._holders[slot]
 
     def find_cached(self, sequence: TrackedSequence) -> tuple[int, ...]:
-        """Blocks that hold the sequence's beginning; never its last token, which must be computed.
+        """The cached blocks of the sequence's prefix, without its last token, which is computed.
 
-        The sequence remembers how many positions that spares it.
+        Updates the sequence's `num_cached` and `num_shared`.
         """
         found: list[int] = []
         block_size = self._limits.block_size
@@ -88,29 +87,29 @@ class SlotAllocator:
         return tuple(found)
 
     def num_sharable(self, sequence: TrackedSequence) -> int:
-        """How many blocks of its tokens it might find cached, from the first."""
+        """The number of blocks, from the first, that may be taken from the cache."""
         if not (self._limits.prefix_caching and sequence.request.reads_prefix_cache):
             return 0
         return (len(sequence.token_ids) - 1) // self._limits.block_size
 
     def blocks_to_open(self, sequence: TrackedSequence) -> int:
-        """Blocks for all known tokens and the next one, if that will need a position."""
+        """Blocks for all known tokens and the next one, if it needs a position."""
         known = len(sequence.token_ids)
         return self._limits.blocks_for(min(known + 1, sequence.final_len - 1))
 
     def can_open(self, sequence: TrackedSequence, num_spare_blocks: int) -> bool:
-        """Whether a slot and blocks for it are free, with so many blocks left over.
+        """Whether a slot and enough blocks are free, with `num_spare_blocks` left.
 
-        `find_cached` was asked just before.
+        Call `find_cached` just before.
         """
         num_shared = sequence.num_shared // self._limits.block_size
         needed = self.blocks_to_open(sequence) - num_shared + num_spare_blocks
         return self.num_slots_free > 0 and needed <= self._blocks.num_free
 
     def open(self, sequence: TrackedSequence, cached: tuple[int, ...]) -> SlotAllocation:
-        """Gives the sequence the lowest free slot and its blocks; `can_open` must hold.
+        """Allocates the lowest free slot and the blocks; `can_open` must hold.
 
-        `cached` is what `find_cached` said just before.
+        `cached` is the result of `find_cached` just before.
         """
         assert sequence.allocation is None, f"sequence {sequence.sequence_id} has a slot"
         slot = self._take_slot()
@@ -137,7 +136,7 @@ class SlotAllocator:
         return self._first_fresh_slot - 1
 
     def grow(self, allocation: SlotAllocation) -> tuple[int, ...]:
-        """Takes one more block, of which one must be free, and returns it."""
+        """Allocates and returns one more block, of which one must be free."""
         block_id = self._blocks.take_one()
         allocation.block_ids.append(block_id)
         allocation.capacity += self._limits.block_size
@@ -145,19 +144,19 @@ class SlotAllocator:
         return (block_id,)
 
     def register_full_blocks(self, allocations: Iterable[SlotAllocation]) -> None:
-        """Lets others share the blocks that these have filled; the steps that do so are sent."""
+        """Registers the hashes of filled blocks, so that others can share them."""
         if not self._limits.prefix_caching:
             return
         block_size = self._limits.block_size
         for allocation in allocations:
             num_full = allocation.num_sent // block_size
-            names = allocation.sequence.block_hashes(num_full, block_size)
+            hashes = allocation.sequence.block_hashes(num_full, block_size)
             for index in range(allocation.num_hashed, num_full):
-                self._blocks.name(allocation.block_ids[index], names[index])
+                self._blocks.register(allocation.block_ids[index], hashes[index])
             allocation.num_hashed = num_full
 
     def close(self, sequence: TrackedSequence) -> None:
-        """Takes slot and blocks back, if the sequence has any."""
+        """Releases the sequence's slot and blocks, if it has any."""
         allocation = sequence.allocation
         if allocation is None:
             return
@@ -165,19 +164,19 @@ class SlotAllocator:
         del self._holders[allocation.slot]
         self._num_held -= len(allocation.block_ids)
         self.num_final_tokens -= sequence.final_len
-        # The last first: an end is of no use without its beginning, so it is forgotten before it.
+        # Last block first: a suffix is useless without its prefix, so it is evicted earlier.
         self._blocks.free(reversed(allocation.block_ids))
         heapq.heappush(self._freed_slots, allocation.slot)
         self._released_slots.append(allocation.slot)
 
     def take_releases(self) -> tuple[int, ...]:
-        """The slots to release with the next step, which now counts as sent."""
+        """Removes and returns the slots to release with the next step."""
         released = tuple(self._released_slots)
         self._released_slots.clear()
         return released
 
     def check_integrity(self, running: Iterable[TrackedSequence]) -> None:
-        """Asserts that the running sequences hold every slot and block that is taken."""
+        """Asserts that the running sequences hold all allocated slots and blocks."""
         allocations = {sequence.sequence_id: sequence.allocation for sequence in running}
         holders = {holder.sequence_id: holder.allocation for holder in self._holders.values()}
         assert allocations == holders, (
@@ -212,11 +211,13 @@ class SlotAllocator:
         allocation = holder.allocation
         assert allocation is not None, f"slot {slot} is held without an allocation"
         assert allocation.slot == slot, f"slot {slot} is held from slot {allocation.slot}"
-        assert allocation.sequence is holder, f"slot {slot} is taken for another sequence's"
+        assert allocation.sequence is holder, f"slot {slot} is allocated to another sequence"
         capacity = len(allocation.block_ids) * self._limits.block_size
         assert allocation.capacity == capacity, f"slot {slot} has room for {capacity}"
         assert allocation.num_sent <= capacity, f"slot {slot} holds more than {capacity}"
-        assert len(set(allocation.block_ids)) == len(allocation.block_ids), f"slot {slot} has twins"
+        assert len(set(allocation.block_ids)) == len(allocation.block_ids), (
+            f"slot {slot} has a block twice"
+        )
         if self._limits.prefix_caching:
             num_full = allocation.num_sent // self._limits.block_size
             assert allocation.num_hashed == num_full, f"slot {slot} has {num_full} full blocks"

@@ -1,4 +1,4 @@
-"""Keeps the account of idle stages: every second that a stage waited is put down to one cause."""
+"""Attributes every idle second of a stage to one cause."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from scheduler.observability.snapshot import BubbleSeconds
 
 @dataclass(frozen=True, slots=True)
 class IdleGap:
-    """A stage's wait before one step.
+    """A stage's idle time before one step.
 
-    `upstream_seconds` is how long the step was in the stages before, `behind_seconds` how much
-    less this stage computes than the slowest one, `exposed_seconds` what the last known send of
-    the stage before was not hidden behind compute.
+    `upstream_seconds` is the step's time in earlier stages, `behind_seconds` the difference in
+    compute time to the slowest stage, `exposed_seconds` the part of the previous stage's last
+    known send that compute did not hide.
     """
 
     seconds: float
@@ -22,7 +22,7 @@ class IdleGap:
 
 
 class BubbleLedger:
-    """Sums by cause since the epoch began."""
+    """Idle seconds by cause since the epoch began."""
 
     def __init__(self) -> None:
         self._starved = 0.0
@@ -32,7 +32,7 @@ class BubbleLedger:
         self._coordinator = 0.0
 
     def add(self, gap: IdleGap, sent: SentStep) -> None:
-        """Puts one gap down, cause by cause until nothing of it is left."""
+        """Splits one gap among the causes, in order."""
         if sent.num_others == 0:
             fill = min(gap.seconds, gap.upstream_seconds)
             self._fill += fill

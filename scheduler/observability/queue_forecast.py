@@ -1,4 +1,4 @@
-"""Predicts how long a waiting line needs to get shorter, from how fast it did lately."""
+"""Predicts how long a full queue takes to shrink, from its recent rate of admissions."""
 
 import math
 from collections import deque
@@ -8,19 +8,19 @@ MAX_WAIT_SECONDS = 60
 
 
 class QueueForecast:
-    """The latest times at which somebody in line got a slot."""
+    """The times of the latest admissions from the queue."""
 
     def __init__(self) -> None:
         self._starts: deque[float] = deque(maxlen=NUM_STARTS)
 
     def started(self, now: float) -> None:
-        """One of those in line got a slot."""
+        """Records an admission from the queue."""
         self._starts.append(now)
 
     def wait_seconds(self, num_starts: int, now: float) -> int:
-        """When so many more will have got one: whole seconds from 1 to a minute.
+        """Predicted seconds until `num_starts` more admissions, from 1 to 60.
 
-        The time since the last start counts too, so that a line that stands has no good forecast.
+        The time since the last admission counts, so the prediction of a stalled queue grows.
         """
         if not self._starts:
             return 1

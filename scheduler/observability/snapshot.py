@@ -1,4 +1,4 @@
-"""What a policy thinks, as one frozen snapshot for people and metrics."""
+"""The state of a policy and a pipeline's efficiency, as one frozen snapshot for metrics."""
 
 import math
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from scheduler.cost_model.pipeline_model import StageEstimate
 
 @dataclass(frozen=True, slots=True)
 class BubbleSeconds:
-    """Seconds that stages stood idle, by cause, summed over all stages.
+    """Idle seconds by cause, summed over all stages.
 
-    `starved`: there was no work to send; `fill`: the pipeline was empty and the work had to reach
-    the stage; `imbalance`: another stage takes longer; `exposed_send`: the hop before the stage was
-    not hidden behind compute; `coordinator`: the rest, the way of results and steps through it.
+    `starved`: no work to send; `fill`: the pipeline was empty and the work had to reach the stage;
+    `imbalance`: another stage takes longer; `exposed_send`: compute did not hide the send to the
+    stage; `coordinator`: the rest, the handling of results and steps by the coordinator.
     """
 
     starved: float = 0.0
@@ -29,12 +29,12 @@ class BubbleSeconds:
 
 @dataclass(frozen=True, slots=True)
 class EfficiencyRatios:
-    """Measured over what is possible at best, each in (0, 1]; above 1 a constant is wrong.
+    """Ratios of measurements to theoretical limits, each in (0, 1]; above 1 a constant is wrong.
 
-    `throughput`: the slowest stage's busy share of the time, 1 where it never stands. `occupancy`:
-    the same over M*t_b/Lambda, the most that M steps in flight can keep it busy (Little's law).
-    `tpot`: a decode's way around an empty pipeline over the median time per token. `ttft`: the
-    median over prompts of (sqrt(A) + sqrt((P-1)*a0))^2 + P*link over the measured time. NaN where
+    `throughput`: the slowest stage's busy share of the time, 1 if it is never idle. `occupancy`:
+    the same over M*t_b/Lambda, the maximum with M steps in flight (Little's law).
+    `tpot`: a decode's round trip in an empty pipeline over the median time per token. `ttft`: the
+    median over prompts of (sqrt(A) + sqrt((P-1)*a0))^2 + P*link over the measured time. NaN if
     nothing was measured.
     """
 
@@ -46,9 +46,9 @@ class EfficiencyRatios:
 
 @dataclass(frozen=True, slots=True)
 class DecisionCounts:
-    """How often a policy decided what, since the epoch began.
+    """Counts of a policy's decisions since the epoch began.
 
-    `cycles` were planned; steps in flight became more or fewer; predictions lost its trust.
+    Planned cycles, increases and decreases of the steps in flight, and fallbacks to `throttle`.
     """
 
     cycles: int = 0
@@ -59,12 +59,12 @@ class DecisionCounts:
 
 @dataclass(frozen=True, slots=True)
 class PolicySnapshot:
-    """What a policy steers by; open-loop policies know only their name and their limits.
+    """A policy's state; open-loop policies report only their name and limit.
 
     `planned_seconds` and `actual_seconds` are recent means of a step's time on the slowest stage,
-    as predicted when it was sent and as measured. `overhead_seconds` is what a step's round trip
-    takes besides queues and compute. `fallback` says that the predictions are not trusted, `warmup`
-    that they are not yet. `bubbles` and `ratios` are measured, whatever the policy.
+    as predicted when it was sent and as measured. `overhead_seconds` is a step's round trip
+    without queues and compute. `fallback` is set while predictions are too inaccurate, `warmup`
+    until they are accurate. `bubbles` and `ratios` are measured with every policy.
     """
 
     policy: str

@@ -1,19 +1,19 @@
-"""Decides that nothing moves although something should. It reads no clock and mends nothing.
+"""Detects a stalled replica. It reads no clock and repairs nothing.
 
-Three things can stand still: steps that were sent and do not come back, a first stage that takes
-none, and a scheduler that has work and makes none of it. The last is a fault of ours, and the
-one that a check of processes and streams would never see: everything is up, and nobody is served.
+Three things can stall: sent steps without a result, a first stage that grants no credit, and a
+scheduler that has work but makes no step. The last is a bug of the scheduler that no check of
+processes and streams detects: all of them are up, and no request makes progress.
 """
 
 from dataclasses import dataclass
 
 NO_PROGRESS = "no_progress"
-"""The cause where the scheduler has work, and none of it is on its way."""
+"""The cause if the scheduler has work and no step is in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """A replica at one moment; `can_send` says that the first stage takes another step."""
+    """A replica's activity at one moment; `can_send` is set if the first stage has a credit."""
 
     has_work: bool
     num_running: int
@@ -24,30 +24,30 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What stands still, as a cause for programs and a detail for people."""
+    """A stall, with a cause for programs and a detail for people."""
 
     cause: str
     detail: str
 
 
 class Watchdog:
-    """Counts the time since something moved last, while there is something to move."""
+    """Measures the time since the last progress, while there is work."""
 
     def __init__(self, step_seconds: float, stall_seconds: float) -> None:
-        """How long a result or a credit may take, and how long work may lie with none on its way.
+        """Sets the timeouts of a result or credit, and of work without a step in flight.
 
-        The second is short: with nothing on its way, only a client could change anything.
+        The second is short: without a step in flight, only a client can change the state.
         """
         self._step_seconds = step_seconds
         self._stall_seconds = stall_seconds
         self._since: float | None = None
 
     def moved(self, now: float) -> None:
-        """A result came, or a step left when none was on its way."""
+        """Records progress: a result, or a step sent when none was in flight."""
         self._since = now
 
     def seconds_left(self, activity: Activity, now: float) -> float | None:
-        """How much longer it may stay like this, at least 0; None: for ever, nothing is to do."""
+        """Seconds until the alarm, at least 0; None if there is nothing to do."""
         if self._is_idle(activity):
             self._since = None
             return None
@@ -56,7 +56,7 @@ class Watchdog:
         return max(0.0, self._since + self._timeout_seconds(activity) - now)
 
     def alarm(self, activity: Activity) -> Alarm:
-        """What to say when no time is left."""
+        """The alarm to raise when no time is left."""
         seconds = self._timeout_seconds(activity)
         if activity.num_steps_in_flight > 0:
             return Alarm("step_timeout", f"no result within {seconds:g} s")

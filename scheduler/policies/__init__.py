@@ -1,4 +1,4 @@
-"""The batching policies, and how one is made by name. Each is a file; all stand behind `Policy`."""
+"""The batching policies, one per file, all implementing `Policy`, and their factory."""
 
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -16,7 +16,7 @@ POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """What policies can be told; each takes what concerns it.
+    """The options of all policies; each policy uses its own.
 
     `max_step_tokens` is the budget of `fixed` and `vllm`.
     """

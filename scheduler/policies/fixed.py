@@ -6,7 +6,7 @@ from scheduler.policies.interface import MicrobatchView, SchedulerView, Sequence
 from scheduler.policies.open_loop import OpenLoopPolicy
 
 PREFILL_SHARE = 8
-"""One token in so many is kept for prompts while there are any: decodes never starve them."""
+"""One in this many rows is reserved for prompts while any wait, so decodes never starve them."""
 
 
 class FixedPolicy(OpenLoopPolicy):
@@ -19,15 +19,15 @@ class FixedPolicy(OpenLoopPolicy):
         self._max_step_tokens = max_step_tokens
 
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
-        """An even share of those that waited longest, less what prompts are promised."""
+        """An even share of the longest waiting decodes, within the rows left for decodes."""
         has_prompts = view.has_prompts
-        rate_slo = -(-self._max_step_tokens // PREFILL_SHARE) if has_prompts else 0
-        room = max(1, self._max_step_tokens - rate_slo)
+        reserved = -(-self._max_step_tokens // PREFILL_SHARE) if has_prompts else 0
+        room = max(1, self._max_step_tokens - reserved)
         share = even_share(view, self.num_steps_in_flight(view))
         return [sequence.sequence_id for sequence in view.ready[: min(share, room)]]
 
     def chunk_tokens(
         self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
     ) -> int:
-        """Whatever the budget has left."""
+        """The rest of the budget."""
         return min(sequence.num_unsent, self._max_step_tokens - microbatch.num_tokens)

@@ -1,7 +1,7 @@
-"""What a batching policy sees and what it is asked; every policy stands behind `Policy`.
+"""The interface of batching policies, and the read-only views that they receive.
 
-A policy decides how much work a microbatch carries. It never touches slots, blocks or queues: the
-scheduler carries its wishes out as far as limits and memory allow.
+A policy decides how much work a microbatch carries. It never accesses slots, blocks or queues: the
+scheduler applies its choices as far as limits and memory allow.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ class SequenceView(Protocol):
 
     @property
     def request(self) -> SequenceRequest:
-        """What was asked for."""
+        """The request."""
 
     @property
     def sequence_id(self) -> int:
-        """The caller's name of it."""
+        """Its id, given by the caller."""
 
     @property
     def first_token_due(self) -> float:
-        """When its first token is wanted, in seconds, whether its client said so or not."""
+        """The deadline of its first token in seconds, by default without a client's target."""
 
     @property
     def num_sent(self) -> int:
-        """Positions of it that lie before the next token: the context of a decode or chunk."""
+        """Positions before the next token: the context of a decode or chunk."""
 
     @property
     def num_unsent(self) -> int:
-        """Known tokens still to be computed; 1 for a decode."""
+        """Known tokens that are not yet sent; 1 for a decode."""
 
     @property
     def num_generated(self) -> int:
@@ -47,25 +47,25 @@ class SequenceView(Protocol):
 
 
 class MicrobatchView(Protocol):
-    """A microbatch in the making, read only."""
+    """A microbatch draft, read only."""
 
     @property
     def num_tokens(self) -> int:
-        """Rows of it so far."""
+        """Its rows so far."""
 
     @property
     def work(self) -> StepWork:
-        """What it asks of a stage so far."""
+        """The work that it requires of a stage so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
     """The scheduler's state before a microbatch is made; `now` is in seconds.
 
-    `ready` are the decodes that may run, the one that waited longest first; `num_decoding` counts
-    those and the ones whose token is in flight. `in_flight` are the steps that are out. `waiting`
-    holds those that get a slot first, in that order; the first `num_admissible` of them find
-    memory to their ends, by what is known now, and the others wait for that whatever is decided.
+    `ready` are the decodes that may run, the longest waiting first; `num_decoding` counts those and
+    the ones with a token in flight. `in_flight` are the steps without a result. `waiting` is the
+    head of the queue in order of admission; the first `num_admissible` of them probably fit into
+    memory to their ends, and the others wait for memory regardless of the policy.
     """
 
     now: float
@@ -80,54 +80,54 @@ class SchedulerView:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether there are prompt tokens that may be computed now."""
+        """Whether prompt tokens can be computed now."""
         return bool(self.prefilling) or self.num_admissible > 0
 
     @property
     def num_steps_in_flight(self) -> int:
-        """How many steps are out."""
+        """Number of steps without a result."""
         return len(self.in_flight)
 
 
 class Policy(Protocol):
-    """Decides how much work the next microbatch carries. Stateful, but reads nothing else.
+    """Decides how much work the next microbatch carries. Stateful, but has no other inputs.
 
-    What it may learn from is handed to it: `complete` once per step, `observe` once per step and
-    stage, in any order between the two.
+    It learns from `complete`, called once per step, and `observe`, called once per step and stage,
+    in any order between the two.
     """
 
     def start_epoch(self, limits: SchedulerLimits) -> None:
-        """A new epoch begins: nothing is in flight, and the stages may be others."""
+        """Begins a new epoch: nothing is in flight, and the stages may be different."""
 
     def num_steps_in_flight(self, view: SchedulerView) -> int:
-        """How many steps may be in flight, the next one included; 1 means no split."""
+        """Maximum number of steps in flight, including the next one; 1 means no split."""
 
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
-        """The ids of those of `view.ready` that the next microbatch shall take, in this order."""
+        """The ids of the `view.ready` decodes for the next microbatch, in order."""
 
     def chunk_tokens(
         self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
     ) -> int:
-        """How many of a sequence's unsent prompt tokens the microbatch shall take besides.
+        """The number of a sequence's unsent prompt tokens to add to the microbatch.
 
-        Asked in the order of urgency; 0 closes the microbatch. `choose_decodes` was asked before.
+        Called after `choose_decodes`, in order of urgency; 0 closes the microbatch.
         """
 
     def complete(self, sent: SentStep, now: float) -> None:
-        """The last stage's result of a step has come."""
+        """Called with each step's result from the last stage."""
 
     def observe(self, record: StageRecord, sent: SentStep) -> None:
-        """One stage has told its times of a step."""
+        """Called with each stage's timing of a step."""
 
     def snapshot(self) -> PolicySnapshot:
-        """What the policy thinks at this moment."""
+        """The policy's current state."""
 
 
 def even_share(view: SchedulerView, num_microbatches: int) -> int:
-    """How many ready decodes the next microbatch takes so that all come out even.
+    """The number of ready decodes for the next microbatch so that all microbatches are even.
 
-    Never above ceil(decoding / microbatches). Ready decodes are also spread over the microbatches
-    that can still be sent, so 6 over 4 become 2, 2, 1, 1 and not 2, 2, 2, 0. Decodes of one
+    At most ceil(decoding / microbatches). Ready decodes are also spread over the microbatches that
+    can still be sent, so 6 over 4 become 2, 2, 1, 1 and not 2, 2, 2, 0. Decodes of one
     microbatch become ready together, so they stay together until the shares change.
     """
     num_free = max(1, num_microbatches - view.num_steps_in_flight)

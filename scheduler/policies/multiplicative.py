@@ -1,9 +1,9 @@
 """The policy `multiplicative`: a token budget that grows and shrinks by factors.
 
-The rule that this project began with, its faults mended: the score (throughput over latency) is
-normalised to the best mean in its history, so the threshold means something (a mean against the
-best single score would always lose); a size of 1 can grow; it adapts once per so many new results
-and not on each call; one instance steers the whole replica.
+The first rule of this project, corrected: the score (throughput over latency) is normalised to the
+best mean in its history, which makes the threshold meaningful (a mean never reaches the best single
+score); a size of 1 can grow; it adapts once per `NUM_RECENT` results and not on each call; one
+instance controls the whole replica.
 """
 
 from collections import defaultdict, deque
@@ -19,7 +19,7 @@ from scheduler.policies.fixed import FixedPolicy
 from scheduler.policies.interface import MicrobatchView, SchedulerView, SequenceView
 
 NUM_RECENT = 10
-"""Results between two adaptations, and the results that each looks at."""
+"""Results between two adaptations, and the window of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class MultiplicativeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """How one step did: rows per second of the replica, and its own round trip."""
+    """One step's performance: rows per second of the replica, and its round trip."""
 
     size: int
     throughput: float
@@ -46,7 +46,7 @@ class Performance:
 
     @property
     def score(self) -> float:
-        """Higher is better; only its ratio to another score means something."""
+        """Higher is better; only ratios of scores are meaningful."""
         return self.throughput / self.latency_seconds
 
 
@@ -64,11 +64,11 @@ class MultiplicativePolicy:
 
     @property
     def size(self) -> int:
-        """The budget at this moment."""
+        """The current budget."""
         return self._size
 
     def start_epoch(self, limits: SchedulerLimits) -> None:
-        """Starts from the base size: what was measured was measured of other stages."""
+        """Starts from the base size: earlier measurements are of other stages."""
         self._num_in_flight = limits.num_steps_in_flight
         self._history.clear()
         self._mean_scores.clear()
@@ -77,21 +77,21 @@ class MultiplicativePolicy:
         self._resize(self._options.base_size)
 
     def num_steps_in_flight(self, view: SchedulerView) -> int:
-        """As many as the limits allow."""
+        """The maximum of the limits."""
         return view.limits.num_steps_in_flight
 
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
-        """As `fixed`, within the size of the moment."""
+        """As `fixed`, within the current size."""
         return self._batching.choose_decodes(view)
 
     def chunk_tokens(
         self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
     ) -> int:
-        """As `fixed`, within the size of the moment."""
+        """As `fixed`, within the current size."""
         return self._batching.chunk_tokens(view, microbatch, sequence)
 
     def complete(self, sent: SentStep, now: float) -> None:
-        """Notes how a step did; every tenth time the size changes."""
+        """Records a step's performance; adapts the size after every `NUM_RECENT` steps."""
         began_at = sent.sent_at if self._completed_at is None else self._completed_at
         self._completed_at = now
         interval = now - max(began_at, sent.sent_at if sent.num_others == 0 else began_at)
@@ -105,10 +105,10 @@ class MultiplicativePolicy:
             self._adapt()
 
     def observe(self, record: StageRecord, sent: SentStep) -> None:
-        """Changes nothing: the score needs no single stage."""
+        """Does nothing: the score needs no single stage."""
 
     def snapshot(self) -> PolicySnapshot:
-        """Its size of the moment."""
+        """The current size."""
         return PolicySnapshot(
             policy="multiplicative",
             num_steps_in_flight=self._num_in_flight,
@@ -116,10 +116,10 @@ class MultiplicativePolicy:
         )
 
     def best_size(self, latency_seconds: float | None = None) -> int | None:
-        """The size that did best in the history, by mean score.
+        """The size with the highest mean score in the history.
 
-        With a latency, the one of most throughput among those whose mean latency meets it; None
-        where no size does, or nothing was measured.
+        With a latency, the size with the highest throughput among those whose mean latency meets
+        it; None if no size does, or nothing was measured.
         """
         by_size: defaultdict[int, list[Performance]] = defaultdict(list)
         for performance in self._history:

@@ -1,4 +1,4 @@
-"""What policies that learn nothing have in common."""
+"""The common part of policies without feedback."""
 
 from scheduler.cost_model.feedback import SentStep, StageRecord
 from scheduler.limits import SchedulerLimits
@@ -7,7 +7,7 @@ from scheduler.policies.interface import SchedulerView
 
 
 class OpenLoopPolicy:
-    """Keeps as many steps in flight as the limits allow, and takes no notice of feedback."""
+    """Keeps the maximum number of steps in flight and ignores feedback."""
 
     name = ""
 
@@ -15,19 +15,19 @@ class OpenLoopPolicy:
         self._num_in_flight = 0
 
     def start_epoch(self, limits: SchedulerLimits) -> None:
-        """Notes the limits, to tell them."""
+        """Stores the limit for `snapshot`."""
         self._num_in_flight = limits.num_steps_in_flight
 
     def num_steps_in_flight(self, view: SchedulerView) -> int:
-        """As many as the limits allow."""
+        """The maximum of the limits."""
         return view.limits.num_steps_in_flight
 
     def complete(self, sent: SentStep, now: float) -> None:
-        """Changes nothing."""
+        """Does nothing."""
 
     def observe(self, record: StageRecord, sent: SentStep) -> None:
-        """Changes nothing."""
+        """Does nothing."""
 
     def snapshot(self) -> PolicySnapshot:
-        """Its name and its limits."""
+        """The policy's name and limit."""
         return PolicySnapshot(policy=self.name, num_steps_in_flight=self._num_in_flight)

@@ -1,4 +1,4 @@
-"""The policy `throttle`: prompts by what waits and by free memory, decodes in equal shares.
+"""The policy `throttle`: prompts by waiting tokens and free memory, decodes in equal shares.
 
 It is gLLM's token throttling (arXiv 2504.14775): a microbatch's prompt tokens follow the waiting
 tokens and the free share of the KV cache, and its decodes are an even share of all, in rotation.
@@ -14,7 +14,7 @@ from scheduler.policies.open_loop import OpenLoopPolicy
 
 @dataclass(frozen=True, slots=True)
 class ThrottleOptions:
-    """The constants of the paper: steps to drain what waits, bounds, blocks kept for decodes."""
+    """The paper's constants: steps to drain waiting tokens, bounds, share of reserved blocks."""
 
     num_drain_steps: int = 8
     min_prefill_tokens: int = 32
@@ -34,9 +34,9 @@ class ThrottlePolicy(OpenLoopPolicy):
         self._prefill_tokens = 0
 
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
-        """An even share of those that waited longest; fixes the prompt tokens of this step too."""
+        """An even share of the longest waiting decodes; also sets this step's prompt tokens."""
         self._prefill_tokens = self._throttled(view)
-        # Where the rows of a step are the limit, decodes must not crowd the prompts out.
+        # If the rows of a step are the limit, decodes leave some for prompts.
         max_rows = view.limits.max_step_tokens
         room = max(1, max_rows - min(self._prefill_tokens, self._options.min_prefill_tokens))
         share = even_share(view, self.num_steps_in_flight(view))
@@ -46,7 +46,7 @@ class ThrottlePolicy(OpenLoopPolicy):
     def chunk_tokens(
         self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
     ) -> int:
-        """What is left of this step's prompt tokens."""
+        """The rest of this step's prompt tokens."""
         work = microbatch.work
         return min(sequence.num_unsent, self._prefill_tokens - (work.num_tokens - work.num_decodes))
 
@@ -62,10 +62,10 @@ class ThrottlePolicy(OpenLoopPolicy):
             return 0
         wanted = min(most, max(num_waiting // options.num_drain_steps, options.min_prefill_tokens))
         if view.num_decoding == 0:
-            return wanted  # nobody would free a block by ending
+            return wanted  # no decode would free blocks
         free = view.num_blocks_free / view.limits.num_blocks
         reserve = options.reserved_share
         allowed = int(most * (free - reserve) / (1.0 - reserve))
-        # Prompts that have begun hold their blocks already, and get on a little at any rate.
+        # Started prompts hold their blocks already, so they always make some progress.
         least = options.min_prefill_tokens if view.prefilling else 0
         return max(min(wanted, allowed), least)

@@ -1,7 +1,7 @@
-"""The policy `vllm`: every microbatch takes all that is runnable, decodes first, up to a budget.
+"""The policy `vllm`: every microbatch takes all runnable work, decodes first, up to a budget.
 
-It is the rule of vLLM's v1 scheduler with chunked prefill and pipeline parallelism, here to be
-compared with: whoever is ready goes together, so cohorts stay as uneven as they come.
+It is the rule of vLLM's v1 scheduler with chunked prefill and pipeline parallelism, as a baseline:
+all ready decodes run together, so microbatches remain as uneven as they arrive.
 """
 
 from collections.abc import Sequence
@@ -16,5 +16,5 @@ class VllmPolicy(FixedPolicy):
     name = "vllm"
 
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
-        """All of them, within the budget."""
+        """All ready decodes, within the budget."""
         return [sequence.sequence_id for sequence in view.ready[: self._max_step_tokens]]

@@ -1,4 +1,4 @@
-"""Decides how many layers each stage of a pipeline gets. Counts only: it knows no workers."""
+"""Splits a model's layers among the stages of a pipeline, by counts; it knows no workers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class Plan:
 def split_layers(
     num_layers: int, num_stages: int, head_cost_layers: float = 0.0, embed_cost_layers: float = 0.0
 ) -> tuple[int, ...]:
-    """Layer counts per stage whose costliest stage is as cheap as can be, each at least 1.
+    """Layer counts per stage, each at least 1, that minimise the cost of the costliest stage.
 
     The first stage also costs `embed_cost_layers` and the last `head_cost_layers`, in units of one
-    layer. Each layer goes to the stage that is cheapest with it, the earliest of equals; since all
-    layers cost the same, no exchange can lower the maximum. Raises TooManyStagesError.
+    layer. Each layer goes to the cheapest stage, the earliest of equals; since all layers cost the
+    same, no exchange can lower the maximum. Raises TooManyStagesError.
     """
     assert num_stages >= 1, f"{num_stages} stages"
     if num_stages > num_layers:
@@ -46,14 +46,14 @@ def split_layers(
 
 
 def check_layers(layers: Sequence[int], num_layers: int, num_stages: int) -> None:
-    """Raises LayerSplitError unless these counts, each at least 1, make up the whole model."""
+    """Raises LayerSplitError unless the counts, each at least 1, sum to the whole model."""
     fits = len(layers) == num_stages and min(layers, default=0) >= 1 and sum(layers) == num_layers
     if not fits:
         raise LayerSplitError(layers=tuple(layers), num_layers=num_layers, num_stages=num_stages)
 
 
 def make_plan(layers: Sequence[int]) -> Plan:
-    """The plan with these layer counts per stage."""
+    """The plan of these layer counts per stage."""
     first_layers = accumulate(layers[:-1], initial=0)
     return Plan(
         tuple(

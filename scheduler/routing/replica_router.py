@@ -1,6 +1,6 @@
-"""Decides which replica takes a sequence: by the work that it owes, KV room and kept prefixes.
+"""Selects the replica of a sequence by pending work, free KV blocks and cached prefixes.
 
-Pure: what replicas are at the moment is an argument. It knows neither workers nor clients.
+Pure: the replicas' loads are arguments. It knows neither workers nor clients.
 """
 
 from collections import OrderedDict
@@ -11,21 +11,21 @@ from scheduler.limits import SchedulerLimits
 from scheduler.sequences.sequence import SequencePhase, SequenceRequest, TrackedSequence
 
 EXPECTED_TOKENS = 256
-"""Answers are rarely as long as they may be: no request counts for more generated tokens."""
+"""Maximum of generated tokens that a request counts for: answers are rarely as long as allowed."""
 
 PREFIX_TOKENS = 64
 MAX_PREFIX_CHUNKS = 32
-"""Prefixes are compared in chunks of so many tokens, and only so many of them."""
+"""Prefixes are compared in chunks of `PREFIX_TOKENS`, at most `MAX_PREFIX_CHUNKS` of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
     """One replica at the moment of a decision.
 
-    `takes_requests` is False while it is dead, draining or not whole. `num_tokens_owed` counts the
+    `takes_requests` is False while it is dead, draining or incomplete. `num_tokens_owed` counts the
     tokens that its sequences still have to compute or generate, `num_blocks_free` the KV blocks
-    that nobody waits for. `seconds_per_token` is what its slowest stage was measured to take, 0
-    while that is not known.
+    that no waiting sequence needs. `seconds_per_token` is the measured time of its slowest stage,
+    0 while unknown.
     """
 
     replica: int
@@ -62,24 +62,24 @@ def make_load(
 
 @dataclass(frozen=True, slots=True)
 class RoutedWork:
-    """What a sequence asks of whoever takes it; tokens already generated count as its prompt."""
+    """The work of a sequence for a replica; generated tokens count as part of the prompt."""
 
     num_prompt_tokens: int
     num_new_tokens: int
 
     @property
     def num_tokens(self) -> int:
-        """What it will probably make a replica compute."""
+        """The expected number of tokens to compute."""
         return self.num_prompt_tokens + min(self.num_new_tokens, EXPECTED_TOKENS)
 
 
 def choose_replica(
     loads: Sequence[ReplicaLoad], work: RoutedWork, num_kept: dict[int, int]
 ) -> int | None:
-    """The replica that would be done with `work` first; None if none takes requests.
+    """The replica that would finish `work` first; None if none takes requests.
 
-    Those that have KV room for it now come before those that have not. `num_kept` says by replica
-    how many of the prompt's tokens it has computed lately, and need not compute again.
+    Replicas with enough free KV blocks come first. `num_kept` is the number of the prompt's tokens
+    that each replica computed recently and probably has cached.
     """
     able = [load for load in loads if load.takes_requests]
     if not able:
@@ -97,26 +97,26 @@ def choose_replica(
 
 
 def work_of(request: SequenceRequest, num_generated: int = 0) -> RoutedWork:
-    """What a sequence asks that has so many of its tokens already."""
+    """The work of a sequence with `num_generated` tokens."""
     return RoutedWork(
         len(request.prompt_ids) + num_generated, max(0, request.max_tokens - num_generated)
     )
 
 
 class PrefixMemory:
-    """Remembers which replica computed which beginnings of prompts lately.
+    """Records which replica computed which prompt prefixes recently.
 
-    A beginning is known by the hash of its chunks, each chained to those before it, and the first
-    to the salt: sequences of different salts share no cached blocks, wherever they run.
+    A prefix is identified by chained hashes of its chunks, starting from the salt: sequences of
+    different salts share no cached blocks.
     """
 
     def __init__(self, capacity: int = 1 << 16) -> None:
         self._capacity = capacity
-        # By chained hash, the least lately used first.
+        # By chained hash, the least recently used first.
         self._replicas: OrderedDict[int, int] = OrderedDict()
 
     def note(self, prompt_ids: Sequence[int], replica: int, cache_salt: str = "") -> None:
-        """`replica` computes this prompt."""
+        """Records that `replica` computes this prompt."""
         for key in _chunk_keys(prompt_ids, cache_salt):
             self._replicas[key] = replica
             self._replicas.move_to_end(key)
@@ -124,12 +124,12 @@ class PrefixMemory:
             self._replicas.popitem(last=False)
 
     def forget(self, replica: int) -> None:
-        """Its KV cache is gone."""
+        """Removes a replica's prefixes: its KV cache is lost."""
         kept = ((key, value) for key, value in self._replicas.items() if value != replica)
         self._replicas = OrderedDict(kept)
 
     def num_kept(self, prompt_ids: Sequence[int], cache_salt: str = "") -> dict[int, int]:
-        """By replica, the tokens of this prompt's beginning that it computed lately."""
+        """The number of this prompt's leading tokens that each replica computed recently."""
         kept: dict[int, int] = {}
         for number, key in enumerate(_chunk_keys(prompt_ids, cache_salt), start=1):
             replica = self._replicas.get(key)
@@ -140,7 +140,7 @@ class PrefixMemory:
 
 
 def _chunk_keys(prompt_ids: Sequence[int], cache_salt: str) -> Iterator[int]:
-    """The chained hashes of the prompt's whole chunks, good within this process."""
+    """The chained hashes of the prompt's full chunks, valid within this process."""
     key = hash(cache_salt)
     for start in _chunk_starts(len(prompt_ids)):
         key = hash((key, tuple(prompt_ids[start : start + PREFIX_TOKENS])))

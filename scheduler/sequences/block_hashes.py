@@ -1,8 +1,8 @@
-"""Names the contents of KV blocks, so that equal beginnings of sequences can be found.
+"""Hashes the contents of KV blocks, so that equal prefixes of sequences can be found.
 
-A block's keys and values depend on every token up to its end, so its name is a hash of the name
-before it and of its own tokens (the chained block hashes of vLLM's prefix cache). It is a
-cryptographic hash: whoever could make two blocks collide would read another client's prompt.
+A block's keys and values depend on every token up to its end, so its hash covers the previous
+block's hash and its own tokens (the chained block hashes of vLLM's prefix cache). The hash is
+cryptographic: a client that could make two blocks collide would read another client's prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,19 +14,19 @@ HASH_BYTES = 16
 
 
 class BlockHashes:
-    """The names of one sequence's full blocks, computed as far as they are asked for."""
+    """The hashes of one sequence's full blocks, computed on demand."""
 
     __slots__ = ("_hashes", "_salt")
 
     def __init__(self, salt: str) -> None:
-        """Only sequences with equal `salt` have equal names."""
+        """Only sequences with equal `salt` have equal hashes."""
         self._salt = salt.encode()
         self._hashes: list[bytes] = []
 
     def first(self, num_blocks: int, token_ids: Sequence[int], block_size: int) -> Sequence[bytes]:
-        """At least the names of so many blocks, which `token_ids` must fill.
+        """The hashes of at least `num_blocks` blocks, which `token_ids` must fill.
 
-        The tokens may only ever grow.
+        `token_ids` may only grow between calls.
         """
         hashes, pack = self._hashes, _packer(block_size)
         while len(hashes) < num_blocks:
@@ -41,5 +41,4 @@ class BlockHashes:
 
 @cache
 def _packer(num_tokens: int) -> Callable[..., bytes]:
-    """Makes bytes of so many tokens."""
     return Struct(f"{num_tokens}q").pack

@@ -1,7 +1,6 @@
-"""Owns which phase each unfinished sequence is in, and the order within a phase.
+"""Tracks the phase of each unfinished sequence, and the order within a phase.
 
-Every queue but the waiting line is a dict in order of entry, so that leaving from the middle costs
-nothing.
+Every queue except the waiting queue is a dict in order of entry, so removal is O(1).
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,25 +21,25 @@ ENTERED_FROM: dict[SequencePhase, frozenset[SequencePhase]] = {
 
 
 class SequenceQueues:
-    """The waiting line, and one queue for each of the other phases."""
+    """The waiting queue, and one queue for each of the other phases."""
 
     def __init__(self, shares: FairShare) -> None:
-        # The one sequence that may get a slot; None: every one may.
+        # The only sequence that may be admitted; None: all may.
         self.isolated_id: int | None = None
         self._waiting = WaitingQueue(shares)
         self._queues: dict[SequencePhase, dict[int, TrackedSequence]] = {
             phase: {} for phase in SequencePhase if phase is not SequencePhase.WAITING
         }
-        # Whose newest token may be sent, by id in order of entry.
+        # Sequences whose newest token may be sent, by id in order of entry.
         self.ready: Mapping[int, TrackedSequence] = self._queues[SequencePhase.READY]
 
     def add(self, sequence: TrackedSequence) -> None:
-        """Takes in a new sequence, which waits."""
+        """Enqueues a new sequence as waiting."""
         sequence.phase = SequencePhase.WAITING
         self._waiting.add(sequence)
 
     def move(self, sequence: TrackedSequence, phase: SequencePhase) -> None:
-        """Puts a sequence into another phase."""
+        """Moves a sequence to another phase."""
         assert sequence.phase in ENTERED_FROM[phase], (
             f"sequence {sequence.sequence_id} cannot go from {sequence.phase!r} to {phase!r}"
         )
@@ -54,7 +53,7 @@ class SequenceQueues:
     def move_all(
         self, sequences: Iterable[TrackedSequence], before: SequencePhase, after: SequencePhase
     ) -> None:
-        """Puts sequences that hold slots from one phase into another."""
+        """Moves sequences that hold slots from one phase to another."""
         assert before in ENTERED_FROM[after], f"no way from {before!r} to {after!r}"
         source, target = self._queues[before], self._queues[after]
         for sequence in sequences:
@@ -64,7 +63,7 @@ class SequenceQueues:
             sequence.phase = after
 
     def remove(self, sequence: TrackedSequence) -> None:
-        """Forgets a sequence."""
+        """Removes a sequence from its queue."""
         if sequence.phase is SequencePhase.WAITING:
             self._waiting.remove(sequence)
         else:
@@ -75,18 +74,18 @@ class SequenceQueues:
         return tuple(self._queues[phase].values())
 
     def by_urgency(self, phase: SequencePhase) -> list[TrackedSequence]:
-        """The same, the most urgent first."""
+        """The sequences of one phase that hold a slot, the most urgent first."""
         return sorted(self._queues[phase].values(), key=lambda sequence: sequence.urgency_key)
 
     def next_waiting(self, now: float, most: int) -> tuple[TrackedSequence, ...]:
-        """The waiting sequences that get a slot first, at most so many, in that order."""
+        """The first `most` waiting sequences, in the order of admission."""
         waiting = self._waiting.in_order(now) if self._waiting else iter(())
         if self.isolated_id is not None:
             waiting = (sequence for sequence in waiting if sequence.sequence_id == self.isolated_id)
         return tuple(islice(waiting, most))
 
     def count(self, phase: SequencePhase) -> int:
-        """How many sequences are in a phase."""
+        """The number of sequences in a phase."""
         return len(self._waiting) if phase is SequencePhase.WAITING else len(self._queues[phase])
 
     def running(self) -> list[TrackedSequence]:
@@ -103,7 +102,7 @@ class SequenceQueues:
         for phase, queue in queues.items():
             for sequence in queue:
                 name = f"sequence {sequence.sequence_id} in {phase.name}"
-                assert sequence.phase is phase, f"{name} says it is in {sequence.phase.name}"
+                assert sequence.phase is phase, f"{name} has phase {sequence.phase.name}"
                 has_slot = sequence.allocation is not None
                 assert has_slot is (phase is not SequencePhase.WAITING), (
                     f"{name}: slot is {has_slot}"

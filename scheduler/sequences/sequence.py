@@ -1,6 +1,6 @@
-"""Owns one sequence's truth: its request, its tokens so far, and where its KV cache lies.
+"""The state of one sequence: its request, its tokens so far, and its slot allocation.
 
-It decides nothing: which queue a sequence stands in and what it runs next is the scheduler's.
+It decides nothing: the scheduler selects its queue and its next chunk.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from runtime.protocol.step import SampledToken, ScoredToken, SlotSampling
 from scheduler.sequences.block_hashes import BlockHashes
 
 DEFAULT_TTFT_SECONDS = 10.0
-"""What a prompt without a target is taken to be content with, so that it has a deadline too."""
+"""TTFT target of a prompt without one, so that every prompt has a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class SequenceRequest:
 
     `prompt_ids` is not empty, `max_tokens` is at least 1 and `sequence_id` is unique among the
     unfinished. A token in `stop_ids` ends the sequence and is still reported. Only sequences of
-    one `cache_salt` share cached blocks; one that does not read the cache (because it wants
-    something of each of its positions) has all of them computed.
+    one `cache_salt` share cached blocks; one that does not read the cache (because it needs
+    an output at each position) has all positions computed.
 
-    The lowest number of `priority` is served first, tenants get even shares, and the earliest
-    deadline comes first within both. Targets are seconds to the first token and from token to
-    token, None for the policy's own; `deadline`, on `arrival`'s clock, is for the whole answer.
+    The lowest `priority` number is served first, then the tenant with the smallest share, then the
+    earliest deadline. Targets are seconds to the first token and from token to token, None for
+    the policy's own; `deadline`, on `arrival`'s clock, is for the whole answer.
     """
 
     sequence_id: int
@@ -46,16 +46,16 @@ class SequenceRequest:
 
     @property
     def first_token_due(self) -> float:
-        """When its first token is wanted; without a target, as if that were a common one."""
+        """The deadline of the first token; the default target applies without one."""
         target = self.ttft_target_seconds
         due = self.arrival + (DEFAULT_TTFT_SECONDS if target is None else target)
         return due if self.deadline is None else min(due, self.deadline)
 
 
 class TokenEvent(NamedTuple):
-    """A new token of a sequence, and why it was the last if it was.
+    """A new token of a sequence, with the finish reason if it is the last.
 
-    A token with a `problem` is none; the sequence is gone.
+    A token with a `problem` is not a token; the sequence is removed.
     """
 
     sequence_id: int
@@ -72,24 +72,24 @@ class ScoreEvent:
 
 
 class SequencePhase(IntEnum):
-    """Where an unfinished sequence stands; all but WAITING hold a slot and blocks.
+    """The phase of an unfinished sequence; in all but WAITING it holds a slot and blocks.
 
-    Integers, because every token looks phases up and the hash of other enums is Python code.
+    An IntEnum, because phases are looked up for every token and IntEnum hashes are fast.
     """
 
     WAITING = auto()
     PREFILL = auto()
-    SAMPLING = auto()  # the chunk that draws its next token is in flight
+    SAMPLING = auto()  # the chunk that samples its next token is in flight
     READY = auto()  # its newest token may be sent as a decode
 
 
 @dataclass(slots=True, eq=False)
 class SlotAllocation:
-    """One stay of a sequence in a slot, from its opening to its release.
+    """The allocation of a slot and its blocks to a sequence, from opening to release.
 
-    `num_sent` counts the positions that steps sent so far fill, in flight or done: steps run in
-    order, so the next chunk starts there. It begins with what the prefix cache had. Its blocks
-    have `capacity` positions. `num_hashed` counts the blocks, from the
+    `num_sent` counts the positions filled by sent steps, in flight or completed: steps run in
+    order, so the next chunk starts there. It starts with the cached prefix. The blocks have
+    `capacity` positions. `num_hashed` counts the blocks, from the
     first, that others may share. A result belongs to an allocation, not to a slot.
     """
 
@@ -102,7 +102,7 @@ class SlotAllocation:
 
     @property
     def is_live(self) -> bool:
-        """Whether it still lasts; else what comes for it is dropped."""
+        """Whether the sequence still holds it; otherwise its results are dropped."""
         return self.sequence.allocation is self
 
 
@@ -110,9 +110,9 @@ class SlotAllocation:
 class TrackedSequence:
     """An unfinished sequence; `token_ids` is the prompt, then every token that was reported.
 
-    `final_len` is the number of tokens at which it ends for want of room or of permission.
-    `num_cached` is how many positions the prefix cache had when it was last looked at, `num_shared`
-    how many of them others held, and `rank` its priority as aged then.
+    `final_len` is its maximum length in tokens. `num_cached` is the number of positions that the
+    prefix cache held at the last lookup, `num_shared` those of them held by other sequences, and
+    `rank` its aged priority at that time.
     """
 
     request: SequenceRequest
@@ -147,17 +147,17 @@ class TrackedSequence:
 
     @property
     def urgency_key(self) -> tuple[int, tuple[float, float, int]]:
-        """Sorts the most urgent first, without regard to tenants: by rank, then by deadline."""
+        """Sort key by rank, then deadline, regardless of tenants; the most urgent is least."""
         return (self.rank, self.due_key)
 
     @property
     def num_sent(self) -> int:
-        """Positions of it that the KV cache holds once all sent steps have run."""
+        """Positions that the KV cache holds after all sent steps have run."""
         return self.allocation.num_sent if self.allocation is not None else self.num_cached
 
     @property
     def num_unsent(self) -> int:
-        """Known tokens still to be computed; 1 for a decode."""
+        """Known tokens that are not yet sent; 1 for a decode."""
         allocation = self.allocation
         return len(self.token_ids) - (
             self.num_cached if allocation is None else allocation.num_sent
@@ -169,28 +169,28 @@ class TrackedSequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     def block_hashes(self, num_blocks: int, block_size: int) -> Sequence[bytes]:
-        """The names of at least so many blocks that its tokens fill, from the first."""
+        """The hashes of at least the first `num_blocks` blocks, which its tokens fill."""
         return self._hashes.first(num_blocks, self.token_ids, block_size)
 
     def block_hash(self, index: int, block_size: int) -> bytes:
-        """The name of a block that its tokens fill."""
+        """The hash of one block that its tokens fill."""
         return self.block_hashes(index + 1, block_size)[index]
 
     def start_epoch(self, final_len: int) -> None:
-        """Forgets where it lay; blocks may have another size from now on."""
+        """Discards the allocation and the hashes; the block size may change."""
         self.allocation = None
         self.final_len = final_len
         self.num_cached = self.num_shared = 0
         self._hashes = BlockHashes(self.request.cache_salt)
 
     def scored_positions(self, start: int, end: int) -> range:
-        """Positions of the prompt that a chunk from `start` to `end` scores: each after a row."""
+        """The prompt positions that a chunk from `start` to `end` scores."""
         if self.request.sampling.num_prompt_logprobs is None:
             return range(0)
         return range(start + 1, min(end + 1, self.num_prompt_tokens))
 
     def accept(self, token_id: int) -> FinishReason | None:
-        """Appends a token that was drawn and says whether it was the last."""
+        """Appends a sampled token; returns the finish reason if it is the last."""
         token_ids = self.token_ids
         token_ids.append(token_id)
         if token_id in self.stop_ids:

@@ -1,9 +1,8 @@
-"""Owns who waits for a slot, and in which order they get one.
+"""The sequences that wait for a slot, and the order of admission.
 
-The lowest number of priority comes first, ageing; among equals the tenant that was served least;
-of one tenant the earliest deadline. Nothing starves: a priority improves with time up to the best
-that waits, a tenant's turn comes as others are served, and those who come later have later
-deadlines.
+The order is aged priority (lowest number first), then the tenant that was served least, then the
+earliest deadline. Nothing starves: a priority improves with time up to the best that waits, other
+tenants' counters grow as they are served, and later arrivals have later deadlines.
 """
 
 from bisect import bisect_left
@@ -14,7 +13,7 @@ from scheduler.sequences.sequence import TrackedSequence
 from scheduler.sequences.tenant_fairness import FairShare
 
 AGEING_SECONDS = 30.0
-"""So much waiting makes up for one step of priority."""
+"""Waiting time that improves a priority by one."""
 
 _Key = tuple[float, float, int]
 
@@ -35,7 +34,9 @@ class _TenantQueue:
 
     def remove(self, sequence: TrackedSequence) -> None:
         index = bisect_left(self._keys, sequence.due_key)
-        assert self.sequences[index] is sequence, f"sequence {sequence.sequence_id} is not in line"
+        assert self.sequences[index] is sequence, (
+            f"sequence {sequence.sequence_id} is not in the queue"
+        )
         del self._keys[index], self.sequences[index]
 
     def check_integrity(self) -> None:
@@ -44,7 +45,7 @@ class _TenantQueue:
 
 
 class WaitingQueue:
-    """All sequences without a slot."""
+    """All sequences without a slot, in one queue per tenant and priority."""
 
     def __init__(self, shares: FairShare) -> None:
         self._shares = shares
@@ -55,12 +56,11 @@ class WaitingQueue:
         return self._num_waiting
 
     def __iter__(self) -> Iterator[TrackedSequence]:
-        """All of them, in no order."""
+        """All sequences, in no particular order."""
         for queue in self._queues.values():
             yield from queue.sequences
 
     def add(self, sequence: TrackedSequence) -> None:
-        """One more waits."""
         request = sequence.request
         key = (request.tenant, request.priority)
         if key not in self._queues:
@@ -72,7 +72,7 @@ class WaitingQueue:
         self._num_waiting += 1
 
     def remove(self, sequence: TrackedSequence) -> None:
-        """It has a slot, or is gone."""
+        """Removes a sequence that is admitted or ended."""
         key = (sequence.request.tenant, sequence.request.priority)
         queue = self._queues[key]
         queue.remove(sequence)
@@ -81,9 +81,9 @@ class WaitingQueue:
             del self._queues[key]
 
     def in_order(self, now: float) -> Iterator[TrackedSequence]:
-        """Who gets a slot first, next and so on, if each that does is counted for its tenant.
+        """Yields sequences in the order of admission, charging each to its tenant virtually.
 
-        Notes in each how far its priority has aged, which stays with it while it runs.
+        Sets each sequence's aged priority (`rank`), which it keeps while it runs.
         """
         best = min((priority for _, priority in self._queues), default=0)
         if len(self._queues) == 1:
@@ -102,7 +102,7 @@ class WaitingQueue:
         while heads:
             key, sequence, queue = heads[0]
             key_now = turn(sequence)
-            if key_now != key:  # its tenant was served since
+            if key_now != key:  # its tenant was charged since
                 heapreplace(heads, (key_now, sequence, queue))
                 continue
             if (following := next(queue, None)) is None:
@@ -114,10 +114,10 @@ class WaitingQueue:
             yield sequence
 
     def check_integrity(self) -> None:
-        """Asserts that every line is in order and none is empty."""
+        """Asserts that every queue is in order and none is empty."""
         assert self._num_waiting == sum(len(queue.sequences) for queue in self._queues.values())
         for queue in self._queues.values():
-            assert queue.sequences, "an empty line is kept"
+            assert queue.sequences, "an empty queue is kept"
             queue.check_integrity()
 
 

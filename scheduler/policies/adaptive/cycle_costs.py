@@ -1,6 +1,6 @@
-"""What all plans of one cycle have in common: the stages, what there is to do, and parts of plans.
+"""Predicted costs that all plans of one cycle share, each computed once on demand.
 
-Each part is computed once, when the first plan asks for it. Nothing here chooses.
+Nothing here chooses a plan.
 """
 
 import math
@@ -12,7 +12,7 @@ from scheduler.cost_model.stage_costs import StageCostModel, sum_costs
 from scheduler.policies.adaptive.targets import CycleLoad
 
 _LONG_CHUNK_TOKENS = 512
-"""Stages are compared by what so many prompt tokens take, where a chunk's length is sought."""
+"""Prompt tokens by which the slowest stage is found when a chunk's length is calculated."""
 
 
 class PricedWork(NamedTuple):
@@ -36,19 +36,19 @@ class CycleBasis:
     def __init__(
         self, stages: Sequence[StageCostModel], overhead_seconds: float, load: CycleLoad
     ) -> None:
-        """`overhead_seconds` is what a way around takes besides computing."""
+        """`overhead_seconds` is a round trip without compute."""
         self.stages = stages
         self.overhead_seconds = overhead_seconds
         self.load = load
         self.around = sum_costs(stages)
         # By number of microbatches.
         self._decode_shares: dict[int, DecodeShare] = {}
-        # By that and by the tokens of the chunk.
+        # By number of microbatches and tokens of the chunk.
         self._mixed: dict[tuple[int, int], PricedWork] = {}
         self._makespan_optimal_chunks: dict[int, float] = {}
 
     def decode_share(self, num_in_flight: int) -> DecodeShare:
-        """An even share, if so many microbatches have the decodes."""
+        """An even share of the decodes with `num_in_flight` microbatches."""
         share = self._decode_shares.get(num_in_flight)
         if share is None:
             work = self.load.decodes(-(-self.load.num_decodes // num_in_flight))
@@ -58,7 +58,7 @@ class CycleBasis:
         return share
 
     def with_chunk(self, num_in_flight: int, num_tokens: int) -> PricedWork:
-        """An even share of the decodes with so many prompt tokens besides."""
+        """An even share of the decodes with `num_tokens` prompt tokens."""
         mixed = self._mixed.get((num_in_flight, num_tokens))
         if mixed is None:
             work = self._add_chunk(self.decode_share(num_in_flight).work, num_tokens)
@@ -67,15 +67,15 @@ class CycleBasis:
         return mixed
 
     def least_seconds(self) -> float:
-        """The shortest cycle without prompts, by up to two microbatches for each stage."""
+        """The shortest cycle without prompts, with up to two microbatches per stage."""
         numbers = range(1, 2 * len(self.stages) + 1)
         return min(self.decode_share(number).seconds for number in numbers)
 
     def makespan_optimal_chunk(self, num_in_flight: int) -> float:
-        """The chunk that has the waiting prompts done soonest, on the slowest stage.
+        """The chunk length that minimises the makespan of the waiting prompts.
 
-        With A seconds of work cut into pieces of fixed cost a over P stages, pieces of
-        a + sqrt(A*a/(P-1)) do.
+        With A seconds of work in pieces of fixed cost a over P stages, the optimal piece takes
+        a + sqrt(A*a/(P-1)).
         """
         chunk = self._makespan_optimal_chunks.get(num_in_flight)
         if chunk is None:

@@ -1,7 +1,7 @@
-"""Spreads decodes over the microbatches in flight by predicted cost, longest context first.
+"""Partitions decodes among the microbatches in flight by predicted cost, longest context first.
 
-Who went together comes back together, so a spread lasts until sequences come or go; only then is
-there more in line than one microbatch's share, and that is spread anew.
+Decodes of one microbatch become ready together, so a partition lasts until sequences come or go.
+Only then are more ready than one microbatch's share, and those are partitioned again.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from scheduler.policies.interface import SchedulerView, SequenceView, even_share
 def partition_decodes(
     view: SchedulerView, num_microbatches: int, token_seconds: float, context_seconds: float
 ) -> Sequence[SequenceView]:
-    """The ready decodes of the next microbatch; never more than an even share in number.
+    """The ready decodes of the next microbatch, at most an even share in number.
 
     A decode costs `token_seconds` and `context_seconds` for each position before it. Longest
     processing time first (Graham, 1969): each goes to the cheapest of the microbatches that can
@@ -24,7 +24,7 @@ def partition_decodes(
     if len(view.ready) <= share:
         return view.ready
     if num_free == 1:
-        return view.ready[:share]  # who waited longest, so that nobody is left behind twice
+        return view.ready[:share]  # the longest waiting, so that none is skipped twice
     longest_first = sorted(
         view.ready, key=lambda sequence: (-sequence.num_sent, sequence.sequence_id)
     )

@@ -1,8 +1,8 @@
-"""Plans a cycle: how many microbatches are in flight, and how long each shall take.
+"""Plans a cycle: the number of microbatches in flight, and the target time of each.
 
-A cycle is the time in which every decode gets one token: as long as all microbatches in flight take
-on the slowest stage, or as long as one needs around the pipeline, whichever is longer. All in
-predicted seconds; nothing here keeps state.
+A cycle is the time in which every decode gets one token: the time of all microbatches in flight on
+the slowest stage, or one round trip of the pipeline, whichever is longer. All times are predicted
+seconds; nothing here keeps state across cycles.
 """
 
 import math
@@ -15,33 +15,32 @@ from scheduler.policies.adaptive.cycle_costs import CycleBasis, DecodeShare, Pri
 from scheduler.policies.adaptive.targets import CycleLimits
 
 MIN_FIXED_SHARE = 0.04
-"""Without a target, a microbatch grows until its fixed cost is this share of it, and no further."""
+"""Without a target, a microbatch grows until its fixed cost is this share of it."""
 MIN_CYCLE_SECONDS = 1e-6
 TOLERANCE = 0.03
-"""A cycle may take so much longer than its budget and still count as in time."""
+"""Relative excess over the budget with which a cycle still counts as in time."""
 MIN_CHUNK_TOKENS = 16
-"""Prompts get at least so much of a microbatch, however tight the budget: none starves."""
+"""Minimum prompt tokens of a microbatch, even with a tight budget, so that no prompt starves."""
 HYSTERESIS = 0.015
-"""A plan must promise so much more before it replaces the one that is followed.
+"""Relative gain of score with which a plan replaces the current one.
 
-Little is enough: both are predicted by one model, whose errors mostly cancel.
+A small value suffices: one model predicts both, and its errors mostly cancel.
 """
 NEGLIGIBLE = 0.01
-"""What fewer microbatches may lose and are still better: each one costs everybody a step."""
+"""Relative loss of score that fewer microbatches may have: each adds a step to every token."""
 
 
 class CyclePlan(NamedTuple):
-    """One way to run a cycle; a tuple, because the best of many is sought in every cycle.
+    """One plan of a cycle; a tuple for speed, because every cycle compares many.
 
     Of the microbatches in flight, `num_with_prompts` carry prompts besides their decodes. One of
-    those takes `target_seconds` on its slowest stage and has `target_tokens` rows. `rate` is what
-    the cycle gets done per second: prompt tokens, or decodes where no prompt waits. `fits` says
-    whether decodes get their tokens in time.
+    those takes `target_seconds` on its slowest stage and has `target_tokens` rows. `rate` is the
+    throughput: prompt tokens per second, or decodes if no prompt waits. `fits` is set if decodes
+    get their tokens in time.
 
-    `score` compares plans that are alike in `fits`, and no others, for it is another quantity in
-    each case. Where plans fit, it is the rate, or, with thrift, what the cycle gets done in each
-    second that it is longer than without prompts. Where they do not, it is 1 / `cycle_seconds`: the
-    shortest cycle leads back to those that fit.
+    `score` compares only plans with equal `fits`. For plans that fit, it is the rate, or, with a
+    `prompt_cost_weight`, the work per second by which prompts lengthen the cycle. For others it is
+    1 / `cycle_seconds`: the shortest cycle leads back to plans that fit.
     """
 
     num_in_flight: int
@@ -55,7 +54,7 @@ class CyclePlan(NamedTuple):
 
 
 class CyclePlanner:
-    """Says what a cycle would be in each of the ways to run it."""
+    """Predicts a cycle for each combination of microbatches."""
 
     def __init__(self, basis: CycleBasis, limits: CycleLimits) -> None:
         self._basis = basis
@@ -68,10 +67,10 @@ class CyclePlanner:
             self._least_seconds = basis.least_seconds()
 
     def plan(self, num_in_flight: int, num_with_prompts: int) -> CyclePlan:
-        """The best cycle with so many microbatches, so many of them with prompts.
+        """The best cycle with these numbers of microbatches and of those with prompts.
 
-        Chunks are as long as has the waiting prompts done soonest. The budget cuts that down:
-        neither the microbatches in flight nor the way around may take longer.
+        Chunks have the makespan-optimal length, limited by the budget: neither the microbatches in
+        flight nor the round trip may take longer.
         """
         basis, num_without = self._basis, num_in_flight - num_with_prompts
         share = basis.decode_share(num_in_flight)
@@ -92,7 +91,7 @@ class CyclePlanner:
         num_with_prompts: int,
         mixed: PricedWork | DecodeShare,
     ) -> CyclePlan:
-        """The cycle whose microbatches with prompts are `mixed`, and the others only decodes."""
+        """The cycle whose microbatches with prompts are `mixed`; the others carry only decodes."""
         basis, limits = self._basis, self._limits
         work, times = mixed.work, mixed.stage_seconds
         busy = max(
@@ -105,7 +104,7 @@ class CyclePlanner:
         num_decodes = basis.load.num_decodes
         num_prompt_tokens = work.num_tokens - share.work.num_tokens
         num_done = num_with_prompts * num_prompt_tokens if num_prompt_tokens else num_decodes
-        spared = limits.prompt_cost_weight * min(self._least_seconds, share.seconds)
+        discount = limits.prompt_cost_weight * min(self._least_seconds, share.seconds)
         fits = num_decodes == 0 or cycle <= limits.seconds * (1.0 + TOLERANCE)
         return CyclePlan(
             num_in_flight=num_without + num_with_prompts,
@@ -114,12 +113,12 @@ class CyclePlanner:
             target_tokens=work.num_tokens,
             cycle_seconds=cycle,
             rate=num_done / cycle,
-            score=num_done / max(MIN_CYCLE_SECONDS, cycle - spared) if fits else 1.0 / cycle,
+            score=num_done / max(MIN_CYCLE_SECONDS, cycle - discount) if fits else 1.0 / cycle,
             fits=fits,
         )
 
     def _room(self, num_in_flight: int) -> float:
-        """The prompt tokens that one of so many microbatches may have, whatever the others have."""
+        """Maximum prompt tokens of one microbatch, independent of the others."""
         room = self._rooms.get(num_in_flight)
         if room is None:
             basis, limits = self._basis, self._limits
@@ -133,9 +132,9 @@ class CyclePlanner:
         return room
 
     def _chunks(self, share: DecodeShare, num_without: int, num_with_prompts: int) -> list[int]:
-        """The prompt tokens that a microbatch may have: all that the budgets of the stages allow.
+        """Candidate chunk lengths: the maximum that the stages' budgets allow.
 
-        With thrift also fewer, to where the next row costs more than those before.
+        With a `prompt_cost_weight` also the knots below it, where the cost per row increases.
         """
         chunk = self._room(num_without + num_with_prompts)
         for stage, seconds in zip(self._basis.stages, share.stage_seconds, strict=True):
@@ -150,18 +149,17 @@ class CyclePlanner:
     def _chunk_within(
         self, costs: StageCostModel, work: StepWork, work_seconds: float, seconds: float
     ) -> float:
-        """The chunk with which `work`, which takes `work_seconds`, takes no longer than that."""
+        """The longest chunk with which `work` (`work_seconds` alone) takes at most `seconds`."""
         if math.isinf(seconds):
             seconds = (work_seconds + costs.prompt) / MIN_FIXED_SHARE
         return costs.chunk_tokens(seconds - work_seconds, work, self._basis.load.prompt_context)
 
 
 def best_plan(plans: Sequence[CyclePlan], current: CyclePlan) -> CyclePlan:
-    """The plan to aim at: the current one unless another is clearly better.
+    """The next plan: the current one unless another is clearly better.
 
-    One is better if decodes get their tokens in time and the current one does not give them that,
-    or else, where both do or neither does, by its worth; or if it has fewer microbatches and is as
-    good as the best, down to a single one.
+    A plan is better if it fits and the current one does not; with equal `fits`, if its score is
+    higher by `HYSTERESIS`; or if it has fewer microbatches and almost the best score.
     """
     best = max(plans, key=lambda plan: (plan.fits, plan.score))
     if (best.fits, best.score) > (current.fits, current.score * (1.0 + HYSTERESIS)):

@@ -1,8 +1,8 @@
-"""The policy `adaptive`: work in predicted seconds on the slowest stage, learnt from timings.
+"""The policy `adaptive`: sizes microbatches by predicted seconds, learnt from stages' timings.
 
-It chooses, once a cycle, how many microbatches are in flight and how long each may take; and for
-each microbatch, which decodes it carries and how long its prompt chunks are, so that all take
-equal time. It never looks at a clock: all it knows of time was handed to it.
+Once per cycle it chooses the number of microbatches in flight and their target time; for each
+microbatch, the decodes and the lengths of prompt chunks, so that all take equal time. Times are
+arguments; it reads no clock.
 """
 
 import math
@@ -31,24 +31,24 @@ TRUSTED_ERROR = 0.15
 FALLBACK_ERROR = 0.5
 WARMUP_RECORDS = 8
 WARMUP_GROWTH = 1.25
-"""Until the error is below 15%, the rows of a microbatch grow at most so much in a cycle."""
+"""Growth of a microbatch's rows per cycle until the error is below 15%."""
 
 PROMPT_SHARE = 8
-"""One row in so many is kept for prompts while there are any: decodes never starve them."""
+"""One in this many rows is reserved for prompts while any wait, so decodes never starve them."""
 
 READING_ROWS = 2
-"""The first microbatch may be as long as a stage reads its weights, so many times."""
+"""Limit of the first microbatch, in times that a stage takes to read its weights."""
 
 UNKNOWN_DEVICE = guess_costs("cpu", weights_bytes=0, bytes_per_weight=4, num_layers=0)
-"""Where a device is not known it is a CPU, on which chunks that are too long hurt most."""
+"""An unknown device counts as a CPU, where too long chunks cost most."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveOptions:
-    """Targets in seconds per output token, None for none; `slack` is the share kept in reserve.
+    """The target in seconds per output token or None; `slack` is the reserved share of it.
 
-    A target that not even a decode alone in the pipeline would keep counts as none.
-    `warmup_tokens` are the rows that the first microbatch may have on any device.
+    A target that a single decode in an empty pipeline misses counts as none. `warmup_tokens` is the
+    minimum limit of the first microbatch's rows.
     """
 
     tpot_seconds: float | None = None
@@ -57,14 +57,14 @@ class AdaptiveOptions:
 
 
 class AdaptivePolicy:
-    """Steers by a model of the pipeline; falls back to `throttle` while the model is far off."""
+    """Uses a model of the pipeline; falls back to `throttle` while the model is inaccurate."""
 
     def __init__(self, options: AdaptiveOptions, throttle: ThrottleOptions) -> None:
         self._options = options
         self._fallback = ThrottlePolicy(throttle)
 
     def start_epoch(self, limits: SchedulerLimits) -> None:
-        """Starts to learn anew: the stages may be others."""
+        """Discards the model: the stages may be different."""
         self._limits = limits
         priors = limits.guessed_costs or (UNKNOWN_DEVICE,)
         self._model = PipelineModel(priors)
@@ -83,7 +83,7 @@ class AdaptivePolicy:
         self._decisions = DecisionCounts()
 
     def num_steps_in_flight(self, view: SchedulerView) -> int:
-        """As the plan of the cycle says; a new cycle begins when all its microbatches are back."""
+        """The plan's number; a new cycle is planned when all its microbatches have completed."""
         has_prompts = view.has_prompts
         if self._num_until_plan <= 0 or has_prompts != self._had_prompts:
             self._had_prompts = has_prompts
@@ -91,12 +91,12 @@ class AdaptivePolicy:
         return self._num_in_flight
 
     def choose_decodes(self, view: SchedulerView) -> Sequence[int]:
-        """An even share by predicted cost, less the rows that prompts are promised."""
+        """An even share by predicted cost, within the rows not reserved for prompts."""
         if self._is_fallback:
             return self._fallback.choose_decodes(view)
         has_prompts = view.has_prompts
         max_rows = self._max_rows
-        rate_slo = -(-max_rows // PROMPT_SHARE) if has_prompts else 0
+        reserved = -(-max_rows // PROMPT_SHARE) if has_prompts else 0
         slowest = max(self._costs, key=lambda costs: costs.fixed)
         share = partition_decodes(
             view,
@@ -104,12 +104,12 @@ class AdaptivePolicy:
             slowest.per_token + slowest.per_sample,
             slowest.per_context,
         )
-        return [sequence.sequence_id for sequence in share[: max(1, max_rows - rate_slo)]]
+        return [sequence.sequence_id for sequence in share[: max(1, max_rows - reserved)]]
 
     def chunk_tokens(
         self, view: SchedulerView, microbatch: MicrobatchView, sequence: SequenceView
     ) -> int:
-        """As many as bring the microbatch to its target on every stage, in closed form."""
+        """The tokens that fill the microbatch to its target on every stage, in closed form."""
         if self._is_fallback:
             return self._fallback.chunk_tokens(view, microbatch, sequence)
         work = microbatch.work
@@ -124,13 +124,13 @@ class AdaptivePolicy:
         most = min(sequence.num_unsent, self._max_rows - work.num_tokens)
         wanted = min(most, max(least, room))
         if wanted < most and wanted < MIN_CHUNK_TOKENS:
-            return 0  # a crumb costs more than it brings
+            return 0  # a tiny chunk costs more than it gains
         if work.num_tokens == 0 and 0 < sequence.num_unsent - wanted < MIN_CHUNK_TOKENS:
-            wanted = most  # nor is one left for a step of its own
+            wanted = most  # avoids a tiny chunk in the next step
         return int(wanted)
 
     def complete(self, sent: SentStep, now: float) -> None:
-        """Counts the cycle, and learns the way around."""
+        """Counts the cycle's steps, and learns the round trip."""
         self._num_until_plan -= 1
         self._model.complete(sent, now)
 
@@ -139,7 +139,7 @@ class AdaptivePolicy:
         self._model.observe(record, sent)
 
     def snapshot(self) -> PolicySnapshot:
-        """All that it steers by."""
+        """The plan and the model."""
         plan, model = self._plan, self._model
         return PolicySnapshot(
             policy="adaptive",
@@ -208,11 +208,11 @@ class AdaptivePolicy:
         )
 
     def _seconds_around(self, work: StepWork) -> float:
-        """How long a microbatch takes that is alone in the pipeline."""
+        """The round trip of a microbatch in an empty pipeline."""
         return sum(costs.seconds(work) for costs in self._costs) + self._model.overhead_seconds
 
     def _has_prompts_enough(self, view: SchedulerView) -> bool:
-        """Whether as many steps carry prompts as the plan wants; decodes alone go faster."""
+        """Whether enough steps in flight carry prompts by the plan."""
         return view.num_decoding > 0 and self._num_with_prompts <= sum(
             sent.work.has_prompts for sent in view.in_flight
         )
@@ -221,9 +221,9 @@ class AdaptivePolicy:
 def _next_plan(
     plan: Callable[[int, int], CyclePlan], current: CyclePlan, most: int, has_prompts: bool
 ) -> CyclePlan:
-    """The plan of the next cycle: steps in flight change by one at a time.
+    """The plan of the next cycle: steps in flight change by at most one.
 
-    With prompts there are many ways to run a cycle, so only those nearby are looked at.
+    With prompts there are many plans, so only neighbouring ones are compared.
     """
     number = current.num_in_flight
     if has_prompts:

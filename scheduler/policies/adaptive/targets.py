@@ -1,6 +1,6 @@
-"""What `adaptive` aims at in its next cycle: how long it may be, and what there is to do.
+"""The target time and the load of `adaptive`'s next cycle, from the view and clients' targets.
 
-Read off the scheduler's view and the clients' targets; nothing here keeps state or predicts.
+Nothing here keeps state or predicts.
 """
 
 import math
@@ -11,20 +11,20 @@ from scheduler.cost_model.feedback import StepWork
 from scheduler.policies.interface import SchedulerView, SequenceView
 
 HORIZON_TOKENS = 8
-"""Time that a sequence is ahead of its target, or behind, is spent over so many tokens."""
+"""Tokens over which a sequence's lead or lag against its target is balanced."""
 MIN_STRETCH, MAX_STRETCH = 0.6, 2.0
-"""Bounds of a cycle, in targets, that being behind or ahead can lead to."""
+"""Bounds of a cycle relative to the target, for sequences behind or ahead."""
 MAX_SAMPLE = 128
-"""So many decodes, evenly spaced, stand for all that are ready."""
+"""Size of the evenly spaced sample of ready decodes."""
 EASY_SHARE = 0.2
-"""Prompts are in no hurry that need less than this share of what can be computed."""
+"""Prompts are not urgent if they need less than this share of the available rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class CycleLoad:
-    """What there is to do: decodes with their context in all, prompt tokens that wait.
+    """The load: decodes with their total context, and waiting prompt tokens.
 
-    `prompt_context` is the position of a typical waiting token, which attention pays for.
+    `prompt_context` is the mean position of a waiting token, which determines attention cost.
     """
 
     num_decodes: int
@@ -33,7 +33,7 @@ class CycleLoad:
     prompt_context: float
 
     def decodes(self, number: int) -> StepWork:
-        """A microbatch of so many typical decodes."""
+        """The work of a microbatch of `number` typical decodes."""
         return StepWork(
             num_tokens=number,
             num_decodes=number,
@@ -45,15 +45,14 @@ class CycleLoad:
 
 @dataclass(frozen=True, slots=True)
 class CycleLimits:
-    """What a cycle may be: seconds from token to token, and rows of one microbatch.
+    """Limits of a cycle: seconds from token to token, and rows of one microbatch.
 
-    Where prompts hurry, chunks are as long as that allows.
+    With `prompts_urgent`, chunks are as long as the limits allow.
 
     `prompt_cost_weight`, from 0 to 1, weighs a low cost of prompt tokens for other sequences
-    against their throughput. In the long run every decode brings its share of prompt tokens with
-    it, whatever
-    the chunks, and what runs ends the sooner the shorter cycles are on average: those prompt
-    tokens are best computed where each makes its cycle longer by the least.
+    against their throughput. In the long run the number of prompt tokens per decode is fixed, and
+    running sequences end sooner with shorter cycles: prompt tokens are best computed where each
+    lengthens its cycle least.
     """
 
     seconds: float
@@ -64,9 +63,9 @@ class CycleLimits:
 
 @dataclass(frozen=True, slots=True)
 class PromptBacklog:
-    """The prompts that find slot and memory: how many tokens, and the position of a typical one.
+    """The prompts with slot and memory: their tokens, and the mean position of one.
 
-    The rates are prompt tokens a second that bring all of them their first tokens in time.
+    The rates are the prompt tokens per second with which all meet their TTFT deadlines.
     `rate_slo` counts prompts with a TTFT target that can still be met; `rate_all` counts all, by
     the deadlines that order the queue, and is infinite where one has passed.
     """
@@ -80,14 +79,13 @@ class PromptBacklog:
 def cycle_seconds(
     view: SchedulerView, common: float | None, slack: float, lone_seconds: float = 0.0
 ) -> float:
-    """How long a cycle may be, so that nine in ten sequences keep their time per token.
+    """The time of a cycle with which nine in ten sequences keep their time per token.
 
-    A sequence that is ahead of its target may take longer for a while, one that is behind
-    has to catch up. While nothing decodes, nobody waits for a cycle's end, and it may take any
-    time.
+    A sequence ahead of its target may take longer for a while, one behind has to catch up. Without
+    decodes the time is unlimited.
 
-    A decode alone in the pipeline takes `lone_seconds`. A target below that is kept by no chunk,
-    however short, so it counts for nothing: where there is no other, throughput decides.
+    A single decode in an empty pipeline takes `lone_seconds`. A target below that cannot be met
+    by any chunk, so it is ignored; without another, throughput decides.
     """
     if view.num_decoding == 0:
         return math.inf
@@ -113,16 +111,16 @@ def _sample(view: SchedulerView) -> Sequence[SequenceView]:
 
 
 def prompt_cost_weight(view: SchedulerView, prompts: PromptBacklog, rate: float) -> float:
-    """As far as the cache is full, or prompts need little of the `rate` that there is."""
+    """The used share of the KV cache, or more if prompts need little of the available `rate`."""
     used = 1.0 - view.num_blocks_free / view.limits.num_blocks
     return max(used, 1.0 - prompts.rate_all / (EASY_SHARE * rate))
 
 
 def prompt_backlog(view: SchedulerView) -> PromptBacklog:
-    """The prompts to compute now: of those that wait only who finds slot and memory.
+    """The prompts to compute now: started ones, and waiting ones with slot and memory.
 
-    While memory is what they wait for, longer chunks bring nothing, and a shorter cycle ends the
-    running ones sooner.
+    Prompts that wait for memory gain nothing from longer chunks; a shorter cycle ends the running
+    sequences sooner.
     """
     now, num_tokens, moments, rate_slo, rate_all = view.now, 0, 0.0, 0.0, 0.0
     for sequence in (*view.prefilling, *view.waiting[: view.num_admissible]):
@@ -140,7 +138,7 @@ def prompt_backlog(view: SchedulerView) -> PromptBacklog:
 
 
 def cycle_load(view: SchedulerView, prompts: PromptBacklog) -> CycleLoad:
-    """What there is to do now."""
+    """The load of the next cycle."""
     sample = _sample(view)
     mean_context = sum(each.num_sent for each in sample) / len(sample) if sample else 0.0
     return CycleLoad(

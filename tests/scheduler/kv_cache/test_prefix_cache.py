@@ -173,8 +173,8 @@ def test_block_names_depend_on_everything_before_and_on_the_salt() -> None:
 def test_block_of_a_name_survives_until_it_is_taken() -> None:
     manager = BlockManager(3)
     first, second, third = manager.take(3)
-    manager.name(first, b"one")
-    manager.name(second, b"two")
+    manager.register(first, b"one")
+    manager.register(second, b"two")
     manager.free((first, second, third))
     assert manager.num_free == 3
     manager.share((first,))
@@ -187,7 +187,7 @@ def test_block_of_a_name_survives_until_it_is_taken() -> None:
 def test_block_shared_by_two_is_free_after_both() -> None:
     manager = BlockManager(1)
     manager.take(1)
-    manager.name(0, b"one")
+    manager.register(0, b"one")
     manager.share((0,))
     manager.free((0,))
     assert manager.num_free == 0
@@ -198,8 +198,8 @@ def test_block_shared_by_two_is_free_after_both() -> None:
 def test_second_block_of_a_name_stays_without() -> None:
     manager = BlockManager(2)
     manager.take(2)
-    manager.name(0, b"one")
-    manager.name(1, b"one")
+    manager.register(0, b"one")
+    manager.register(1, b"one")
     manager.free((0, 1))
     assert manager.find(b"one") == 0
     manager.check_integrity((), 2)
