@@ -1,4 +1,4 @@
-"""Every scheduler is checked at the end of its test."""
+"""Checks the integrity of every scheduler at the end of its test."""
 
 from collections.abc import Iterator
 
@@ -9,6 +9,6 @@ from tests.integrity import checked_schedulers
 
 @pytest.fixture(autouse=True)
 def integrity() -> Iterator[None]:
-    """Whatever happened to a scheduler, it has lost nothing."""
+    """Checks every scheduler that the test made."""
     with checked_schedulers():
         yield

@@ -1,4 +1,4 @@
-"""A scheduler with a stage model behind it, what may be asked of it and what must come of that."""
+"""A scheduler with a stage model, its requests and their expected answers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def make_limits(
     max_waiting: int = 100,
     prefix_caching: bool = True,
 ) -> SchedulerLimits:
-    """Limits of a small epoch, some of them changed."""
+    """Limits of a small epoch, with changes."""
     return SchedulerLimits(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -54,7 +54,7 @@ def make_request(
     ttft_target_seconds: float | None = None,
     deadline: float | None = None,
 ) -> SequenceRequest:
-    """A request; `prompt` is its tokens or just how many, alike in those of one family."""
+    """A request; `prompt` is its tokens or their number; one family has equal tokens."""
     if isinstance(prompt, int):
         start = 7 * (sequence_id if family is None else family)
         prompt = [(start + position * 3) % VOCAB_SIZE for position in range(prompt)]
@@ -75,7 +75,7 @@ def make_request(
 
 
 def answer(request: SequenceRequest, max_model_len: int) -> tuple[list[int], FinishReason]:
-    """What the request must get, computed in one piece."""
+    """The expected answer, computed in one pass."""
     tokens = list(request.prompt_ids)
     generated: list[int] = []
     while True:
@@ -89,7 +89,7 @@ def answer(request: SequenceRequest, max_model_len: int) -> tuple[list[int], Fin
 
 
 class Mesh:
-    """A scheduler with a stage model behind it, driven by hand; keeps what every client got."""
+    """A scheduler with a stage model; records the tokens of every client."""
 
     def __init__(self, limits: SchedulerLimits, policy: Policy | None = None) -> None:
         self.limits = limits
@@ -99,39 +99,39 @@ class Mesh:
         self.requests: dict[int, SequenceRequest] = {}
         self.tokens: dict[int, list[int]] = {}
         self.finish_reasons: dict[int, FinishReason] = {}
-        self.gone: set[int] = set()
+        self.cancelled: set[int] = set()
         self._results: deque[tuple[int, tuple[SampledToken, ...]]] = deque()
 
     def add(self, request: SequenceRequest) -> None:
-        """Hands a request in and opens its client's stream."""
+        """Adds a request and starts its record."""
         self.scheduler.add(request)
         self.requests[request.sequence_id] = request
         self.tokens[request.sequence_id] = []
 
     def expect_short_answers(self) -> None:
-        """Teaches the scheduler that answers end at once, so that it admits more than will fit."""
+        """Makes the forecast predict short answers, so that more is admitted than fits."""
         for number in range(NUM_TRUSTED):
             self.add(make_request(10_000 + number, prompt=[0], max_tokens=1))
             self.finish()
 
     def cancel(self, sequence_id: int) -> None:
-        """The client goes away: nothing may come for it from now on."""
-        self.gone.add(sequence_id)
+        """Cancels a request: no token may come for it from now on."""
+        self.cancelled.add(sequence_id)
         self.scheduler.cancel(sequence_id)
 
     def send(self) -> Step | None:
-        """Makes the next step and runs it; its result stays on the way."""
+        """Makes the next step and runs it; the result stays in flight."""
         step = self.scheduler.schedule(self.now)
         if step is not None:
             self._results.append((step.number, self.stage.run(step)))
         return step
 
     def receive(self) -> tuple[TokenEvent, ...]:
-        """Delivers the oldest result on the way."""
+        """Delivers the oldest result in flight."""
         number, sampled = self._results.popleft()
         events = self.scheduler.update(number, sampled, self.now)
         for event in events:
-            assert event.sequence_id not in self.gone
+            assert event.sequence_id not in self.cancelled
             assert event.sequence_id not in self.finish_reasons
             self.tokens[event.sequence_id].append(event.token.token_id)
             if event.finish_reason is not None:
@@ -139,28 +139,28 @@ class Mesh:
         return events
 
     def send_all(self) -> list[Step]:
-        """Sends until the scheduler has no more for now."""
+        """Sends until the scheduler makes no further step."""
         steps: list[Step] = []
         while (step := self.send()) is not None:
             steps.append(step)
         return steps
 
     def restart(self, limits: SchedulerLimits, first_step: int = 0) -> tuple[int, ...]:
-        """The replica's epoch ends, with all that was on the way, and another one begins."""
+        """Ends the epoch, drops results in flight, and begins another one."""
         self.limits = limits
         self.stage = StageModel(limits, first_step)
         self._results.clear()
         dropped = self.scheduler.restart(limits, first_step)
-        self.gone.update(dropped)
+        self.cancelled.update(dropped)
         return dropped
 
     @property
     def num_results(self) -> int:
-        """Results on the way."""
+        """Results in flight."""
         return len(self._results)
 
     def finish(self, max_steps: int = 20_000) -> None:
-        """Runs until idle, then checks that everybody got everything and nothing is left."""
+        """Runs until idle, then checks all answers and that nothing is held."""
         while self.scheduler.has_work:
             self.send_all()
             self.scheduler.check_integrity()
@@ -180,11 +180,11 @@ class Mesh:
         assert scheduler.schedule(self.now) is None
 
     def check_answers(self) -> None:
-        """Asserts that every client that stayed got exactly its answer, and the others a part."""
+        """Asserts that requests have exactly their answers, and cancelled ones a prefix."""
         for sequence_id, request in self.requests.items():
             expected, reason = answer(request, self.limits.max_model_len)
             tokens = self.tokens[sequence_id]
-            if sequence_id in self.gone:
+            if sequence_id in self.cancelled:
                 assert tokens == expected[: len(tokens)]
             else:
                 assert (tokens, self.finish_reasons[sequence_id]) == (expected, reason)

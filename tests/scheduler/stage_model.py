@@ -1,7 +1,7 @@
-"""A replica's stages in miniature, which check every step as a worker would.
+"""A model of a replica's stages that checks every step as a worker would.
 
 Its KV cache holds token ids, reached only through the block tables that steps build. A drawn token
-is a hash of what the cache says came before it, so that one wrong block, position or token changes
+is a hash of the cached tokens before it, so that one wrong block, position or token changes
 every token after it.
 """
 
@@ -23,7 +23,7 @@ def draw(context: Sequence[int], seed: int) -> int:
 
 @dataclass
 class StageSlot:
-    """A slot as a worker knows it."""
+    """A worker's state of a slot."""
 
     sampling: SlotSampling
     block_table: list[int] = field(default_factory=list)
@@ -31,7 +31,7 @@ class StageSlot:
 
 
 class StageModel:
-    """Executes the steps of one epoch strictly in order, asserting that each is allowed."""
+    """Executes the steps of one epoch strictly in order, asserting that each is valid."""
 
     def __init__(self, limits: SchedulerLimits, first_step: int = 0) -> None:
         self._limits = limits
@@ -47,7 +47,7 @@ class StageModel:
         return len({block for slot in self.slots.values() for block in slot.block_table})
 
     def run(self, step: Step) -> tuple[SampledToken, ...]:
-        """Applies releases, openings and chunks; returns the tokens drawn, in chunk order."""
+        """Applies releases, openings and chunks; returns the sampled tokens in chunk order."""
         assert step.number == self._first_step + self.num_steps
         self.num_steps += 1
         assert step.num_tokens <= self._limits.max_step_tokens
@@ -64,7 +64,7 @@ class StageModel:
         return tuple(token for token in tokens if token is not None)
 
     def _open(self, opening: SlotOpening) -> StageSlot:
-        """A slot with what the cache must hold for it already, by steps before this one."""
+        """A slot with the tokens that earlier steps cached."""
         blocks, token_ids = list(opening.cached_block_ids), opening.cached_token_ids
         slot = StageSlot(opening.sampling, blocks, len(token_ids))
         assert len(token_ids) == len(blocks) * self._limits.block_size

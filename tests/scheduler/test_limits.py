@@ -1,4 +1,4 @@
-"""What can ever fit."""
+"""The limits of an epoch."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_blocks_for_positions_rounds_up(num_positions: int, expected: int) -> No
     assert make_limits(block_size=4).blocks_for(num_positions) == expected
 
 
-def test_max_new_tokens_within_the_context_is_what_the_context_leaves() -> None:
+def test_max_new_tokens_within_the_context_is_the_rest_of_it() -> None:
     assert make_limits(num_blocks=100, max_model_len=64).max_new_tokens(60) == 4
 
 

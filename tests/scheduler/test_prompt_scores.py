@@ -1,4 +1,4 @@
-"""What steps ask to be scored, and what comes of the answers."""
+"""Scoring of prompt tokens."""
 
 import pytest
 
@@ -31,13 +31,13 @@ def answer(positions: range, slot: int = 0) -> list[ScoredToken]:
     return [ScoredToken(slot, position, PROMPT[position], -1.0) for position in positions]
 
 
-def test_chunks_of_a_scored_prompt_tell_the_token_after_them() -> None:
+def test_chunks_of_a_scored_prompt_include_the_following_token() -> None:
     steps = send_all(make_scheduler())
     assert [step.chunks[0].next_token_id for step in steps] == [8, 16, None]
     assert [step.chunks[0].sample for step in steps] == [False, False, True]
 
 
-def test_chunks_of_other_prompts_tell_nothing_more() -> None:
+def test_chunks_of_other_prompts_have_no_following_token() -> None:
     steps = send_all(make_scheduler(None))
     assert [step.chunks[0].next_token_id for step in steps] == [None, None, None]
 
@@ -45,13 +45,13 @@ def test_chunks_of_other_prompts_tell_nothing_more() -> None:
 def test_score_gives_every_position_of_the_prompt_once() -> None:
     scheduler = make_scheduler()
     send_all(scheduler)
-    told: list[int] = []
+    scored_positions: list[int] = []
     for step, positions in enumerate((range(1, 9), range(9, 17), range(17, 20))):
         for event in scheduler.score(step, answer(positions)):
             assert event.sequence_id == 1
-            told += [token.position for token in event.tokens]
+            scored_positions += [token.position for token in event.tokens]
         scheduler.update(step, [SampledToken(0, 5)] if step == 2 else [], 0.0)
-    assert told == list(range(1, 20))
+    assert scored_positions == list(range(1, 20))
     [decode] = send_all(scheduler)
     assert decode.chunks[0].token_ids == (5,)
     assert scheduler.score(decode.number, []) == ()
@@ -67,7 +67,7 @@ def test_score_of_other_positions_is_refused(scored: list[ScoredToken]) -> None:
         scheduler.score(0, scored)
 
 
-def test_score_of_a_sequence_that_lost_its_slot_is_dropped() -> None:
+def test_score_of_a_preempted_sequence_is_dropped() -> None:
     scheduler = make_scheduler()
     send_all(scheduler)
     scheduler.isolate(99)

@@ -1,4 +1,4 @@
-"""A new epoch: everything waits again, and no token is lost or told twice."""
+"""A new epoch: every sequence waits again, and no token is lost or repeated."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_restart_begins_with_the_first_step_and_the_tokens_so_far(first_step: in
     mesh.finish()
 
 
-def test_restart_forgets_releases_that_were_not_sent() -> None:
+def test_restart_drops_unsent_releases() -> None:
     mesh = Mesh(make_limits())
     mesh.add(make_request(1))
     mesh.send()
@@ -53,7 +53,7 @@ def test_restart_forgets_releases_that_were_not_sent() -> None:
     assert mesh.send() is None
 
 
-def test_restart_with_less_memory_returns_those_that_can_never_fit() -> None:
+def test_restart_with_less_memory_returns_sequences_that_cannot_fit() -> None:
     mesh = Mesh(make_limits(num_blocks=64))
     mesh.add(make_request(1, prompt=30, max_tokens=10))
     mesh.add(make_request(2, prompt=4, max_tokens=4))

@@ -1,4 +1,4 @@
-"""Whole lives of sequences, over a mesh model that checks every step."""
+"""Sequences from admission to end, on a mesh model that checks every step."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_sequence_reaching_max_model_len_ends_with_length() -> None:
     assert mesh.finish_reasons[1] is FinishReason.LENGTH
 
 
-def test_sequence_drawing_a_stop_id_reports_it_and_ends_with_stop() -> None:
+def test_sequence_sampling_a_stop_id_reports_it_and_ends_with_stop() -> None:
     first, *_ = answer(make_request(1), max_model_len=64)[0]
     mesh = Mesh(make_limits())
     mesh.add(make_request(1, max_tokens=9, stop_ids=frozenset({first})))
@@ -71,7 +71,7 @@ def test_sequence_drawing_a_stop_id_reports_it_and_ends_with_stop() -> None:
     assert mesh.finish_reasons[1] is FinishReason.STOP
 
 
-def test_sequence_drawing_a_stop_id_as_its_last_token_ends_with_stop() -> None:
+def test_sequence_sampling_a_stop_id_last_ends_with_stop() -> None:
     mesh = Mesh(make_limits())
     mesh.add(make_request(1, max_tokens=1, stop_ids=frozenset(range(VOCAB_SIZE))))
     mesh.finish()
@@ -177,7 +177,7 @@ def test_cancel_with_chunks_in_flight_lets_the_next_step_reuse_slot_and_blocks()
 
 
 def test_cancel_of_the_last_sequence_is_released_once_nothing_is_in_flight() -> None:
-    """Case 7: vllm#9428: the client is gone and generation goes on."""
+    """Case 7: vllm#9428: generation continues after the client left."""
     mesh = Mesh(make_limits())
     mesh.add(make_request(1))
     mesh.send()

@@ -43,7 +43,7 @@ tight_limits = st.builds(
     cancelled=st.dictionaries(st.integers(0, 60), st.integers(0, 7), max_size=2),
     is_optimistic=st.booleans(),
 )
-def test_load_that_overfills_the_cache_loses_and_doubles_nothing(
+def test_load_beyond_the_cache_gives_each_token_once(
     limits: SchedulerLimits,
     sizes: list[tuple[int, int]],
     turns: list[tuple[int, int]],
@@ -69,7 +69,7 @@ def test_load_that_overfills_the_cache_loses_and_doubles_nothing(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come and go, steps and results pass, epochs end, all in any order."""
+    """Adds, cancels, steps, results and restarts in any order."""
 
     @initialize(limits=epoch_limits, is_optimistic=st.booleans())
     def start(self, limits: SchedulerLimits, is_optimistic: bool) -> None:

@@ -1,4 +1,4 @@
-"""What one microbatch carries."""
+"""The contents of a microbatch."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_decodes_of_one_microbatch_stay_together() -> None:
     mesh.finish()
 
 
-def test_decodes_after_a_microbatch_lost_some_are_dealt_again() -> None:
+def test_decodes_after_a_microbatch_lost_some_are_spread_again() -> None:
     mesh = mesh_with_decodes(8, num_steps_in_flight=4)
     first, *_ = mesh.send_all()
     for chunk in first.chunks:
@@ -103,7 +103,7 @@ def test_prompts_share_a_step_in_order_of_arrival() -> None:
     mesh.finish()
 
 
-def test_prompt_that_finds_no_room_is_not_overtaken() -> None:
+def test_prompt_without_memory_is_not_overtaken() -> None:
     mesh = Mesh(make_limits(num_blocks=6, block_size=4))
     mesh.add(make_request(1, prompt=12, max_tokens=4))
     mesh.send()

@@ -1,4 +1,4 @@
-"""One sequence that runs alone, for as long as it is told to."""
+"""Isolation of one sequence until a restart or reset."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.scheduler.mesh_model import Mesh, make_limits, make_request
 
 
 def holders(mesh: Mesh, step: Step | None) -> list[int]:
-    """Whose tokens a step carries."""
+    """The ids of the sequences in a step."""
     assert step is not None
     return [mesh.scheduler.sequence_in_slot(chunk.slot) for chunk in step.chunks]
 

@@ -1,4 +1,4 @@
-"""Sequences that lose their blocks and come back."""
+"""Preemption and readmission of sequences."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ def test_preempted_sequences_get_the_same_tokens_each_once() -> None:
     assert mesh.scheduler.num_preemptions > 0
 
 
-def test_preempted_token_in_flight_is_dropped_and_comes_again() -> None:
+def test_preempted_token_in_flight_is_dropped_and_sampled_again() -> None:
     mesh = Mesh(make_limits(num_blocks=4, block_size=2, num_steps_in_flight=2))
     mesh.expect_short_answers()
     mesh.add(make_request(1, prompt=3, max_tokens=5))
@@ -66,7 +66,7 @@ def test_oldest_sequence_is_never_preempted() -> None:
     mesh.check_answers()
 
 
-def test_preempted_sequence_is_back_before_its_old_token_which_is_still_dropped() -> None:
+def test_readmission_before_the_old_token_still_drops_it() -> None:
     mesh = Mesh(make_limits(num_blocks=6, block_size=2, num_steps_in_flight=4))
     mesh.expect_short_answers()
     mesh.add(make_request(1, prompt=3, max_tokens=5))
@@ -87,7 +87,7 @@ def test_preempted_sequence_is_back_before_its_old_token_which_is_still_dropped(
     mesh.finish()
 
 
-def test_admission_spares_the_blocks_that_ready_decodes_need() -> None:
+def test_admission_reserves_blocks_for_ready_decodes() -> None:
     mesh = Mesh(make_limits(num_blocks=6, block_size=2, num_steps_in_flight=2))
     mesh.expect_short_answers()
     mesh.add(make_request(1, prompt=3, max_tokens=5))
@@ -117,30 +117,30 @@ def running(number: int, rank: int, arrival: float, num_sent: int) -> TrackedSeq
     beneficiaries=st.lists(st.integers(0, 11), max_size=8),
     in_draft=st.sets(st.integers(0, 11), max_size=4),
 )
-def test_victim_is_the_first_to_go_of_those_that_are_less_urgent(
+def test_pop_returns_the_first_less_urgent_candidate(
     others: list[tuple[int, float, int]], beneficiaries: list[int], in_draft: set[int]
 ) -> None:
-    """The lowest class, then the latest second, then the fewest computed tokens."""
+    """The lowest priority, then the latest second, then the fewest computed tokens."""
     sequences = [running(number, *each) for number, each in enumerate(others)]
     draft = MicrobatchDraft()
     for sequence in sequences:
         if sequence.sequence_id in in_draft and sequence.allocation is not None:
             draft.add_prompt(sequence.allocation, 2)
-    victims = PreemptionCandidates(sequences, draft)
+    candidates = PreemptionCandidates(sequences, draft)
     for beneficiary in (sequences[number] for number in beneficiaries if number < len(sequences)):
         able = [
             each
             for each in sequences
             if each.allocation and each not in draft and each.urgency_key > beneficiary.urgency_key
         ]
-        victim = victims.pop(beneficiary)
-        assert (victim is None) == (not able)
-        if victim is not None:
-            assert victim in able
-            assert order_of(victim) == max(map(order_of, able))
-            victim.allocation = None
+        candidate = candidates.pop(beneficiary)
+        assert (candidate is None) == (not able)
+        if candidate is not None:
+            assert candidate in able
+            assert order_of(candidate) == max(map(order_of, able))
+            candidate.allocation = None
 
 
 def order_of(sequence: TrackedSequence) -> tuple[int, int, int]:
-    """Who goes first has the highest."""
+    """The first to preempt has the highest key."""
     return sequence.rank, int(sequence.due_key[0]), -sequence.num_sent

@@ -1,4 +1,4 @@
-"""What a stage's estimator learns."""
+"""Estimation of a stage's costs."""
 
 import pytest
 from hypothesis import given
@@ -76,7 +76,7 @@ def test_estimator_after_its_first_step_has_the_right_scale() -> None:
     assert estimator.costs.seconds(decodes(4)) == pytest.approx(0.5, rel=0.01)
 
 
-def test_estimator_after_many_decodes_still_knows_prompts() -> None:
+def test_estimator_after_many_decodes_still_predicts_prompts() -> None:
     estimator = CostEstimator(PRIOR)
     feed(estimator, TRUTH, 300)
     for step in range(2000):
@@ -148,7 +148,7 @@ def test_chunk_tokens_fill_the_room_and_no_more(
     assert added(num_tokens + 1) >= room * (1 - 1e-6) or room <= costs.prompt
 
 
-def test_sum_costs_is_the_stages_one_after_the_other() -> None:
+def test_sum_costs_adds_stages() -> None:
     work = chunk(700, 3)
     both = sum_costs([TRUTH, PRIOR])
     assert both.seconds(work) == pytest.approx(TRUTH.seconds(work) + PRIOR.seconds(work))

@@ -1,17 +1,17 @@
-"""Blocks taken and given back."""
+"""Allocation and release of blocks."""
 
 import pytest
 
 from scheduler.kv_cache.block_manager import BlockManager
 
 
-def test_take_gives_distinct_blocks_and_counts_them() -> None:
+def test_take_free_blocks_returns_distinct_ids_and_counts_them() -> None:
     manager = BlockManager(4)
     assert manager.take(3) == (0, 1, 2)
     assert (manager.num_used, manager.num_free) == (3, 1)
 
 
-def test_take_after_free_starts_with_the_block_that_was_freed_first() -> None:
+def test_take_after_free_returns_the_first_freed_block() -> None:
     manager = BlockManager(4)
     manager.take(4)
     manager.free((2,))

@@ -1,4 +1,4 @@
-"""Admission by what the cache will hold, not only by what it holds."""
+"""Admission by the predicted peak of the cache."""
 
 from dataclasses import replace
 from unittest import mock
@@ -26,31 +26,31 @@ def learnt(*lengths: int) -> OutputLengths:
     return history
 
 
-def test_lengths_are_quantiles_of_those_that_are_longer() -> None:
+def test_predict_known_lengths_returns_quantile_of_longer_ones() -> None:
     history = learnt(*range(1, 101))
     predicted = history.predict(np.array([0.0, 50.0, 50.0]), np.array([0.5, 0.0, 0.99]))
     assert predicted.tolist() == [51.0, 51.0, 100.0]
 
 
-def test_length_beyond_all_that_are_known_doubles() -> None:
+def test_predict_beyond_known_lengths_doubles() -> None:
     history = learnt(*[10] * NUM_TRUSTED)
     assert history.predict(np.array([30.0]), np.array([0.5])).tolist() == [60.0]
 
 
-def test_few_answers_are_not_trusted() -> None:
+def test_predict_with_few_answers_uses_the_guess() -> None:
     one = learnt(1)
     assert one.predict(np.array([0.0]), np.array([0.99])).tolist() == [512.0]
 
 
 @pytest.mark.parametrize(("capacity", "expected"), [(60.0, 2), (55.0, 2), (54.0, 1), (39.0, 0)])
-def test_as_many_are_admitted_as_fit_at_the_peak(capacity: float, expected: int) -> None:
+def test_num_admissible_fills_the_capacity_at_the_peak(capacity: float, expected: int) -> None:
     running = [sequence(1, prompt=10, generated=5, max_tokens=20)]
     waiting = [sequence(2, 5, 0, 10), sequence(3, 5, 0, 10)]
-    history = learnt(*[1000] * NUM_TRUSTED)  # everybody runs to the end that is allowed
+    history = learnt(*[1000] * NUM_TRUSTED)  # all run to their token limits
     assert num_admissible(running, waiting, history, capacity) == expected
 
 
-def test_sequences_that_end_before_others_grow_make_room() -> None:
+def test_num_admissible_with_early_ends_admits_more() -> None:
     history = learnt(*[10] * NUM_TRUSTED)
     running = [sequence(1, prompt=50, generated=9, max_tokens=100)]
     waiting = [sequence(2, prompt=20, generated=0, max_tokens=100)]
@@ -59,7 +59,7 @@ def test_sequences_that_end_before_others_grow_make_room() -> None:
     assert num_admissible(running, waiting, history, 80.0) == 0
 
 
-def test_first_in_line_is_admitted_where_nothing_runs() -> None:
+def test_num_admissible_without_running_admits_the_first() -> None:
     history = learnt(*[10] * NUM_TRUSTED)
     assert num_admissible([], [sequence(1, 50, 0, 100)], history, 20.0) == 1
 
@@ -74,7 +74,7 @@ def test_admission_waits_for_memory_instead_of_preempting() -> None:
     assert mesh.scheduler.num_preemptions == 0
 
 
-def test_choices_that_share_their_prompt_count_it_once() -> None:
+def test_num_admissible_shared_prompt_counts_once() -> None:
     mesh = Mesh(make_limits(num_blocks=20, block_size=2, num_steps_in_flight=1))
     for number in range(5):
         mesh.add(make_request(number, prompt=25, max_tokens=4, family=0))
@@ -91,7 +91,7 @@ def test_choices_that_share_their_prompt_count_it_once() -> None:
     waiting=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     capacity=st.floats(1.0, 2000.0),
 )
-def test_as_many_are_admitted_as_a_look_at_each_number_says(
+def test_num_admissible_equals_exhaustive_search(
     running: list[tuple[int, int]], waiting: list[int], capacity: float
 ) -> None:
     runs = [
@@ -112,7 +112,7 @@ def test_as_many_are_admitted_as_a_look_at_each_number_says(
     assert found == (by_one if runs else max(1, by_one))
 
 
-def test_forecast_of_many_that_run_holds_for_some_steps_and_serves_everybody() -> None:
+def test_forecast_with_many_running_holds_for_some_steps_and_all_finish() -> None:
     limits = make_limits(
         num_blocks=400,
         block_size=2,
@@ -130,7 +130,7 @@ def test_forecast_of_many_that_run_holds_for_some_steps_and_serves_everybody() -
     assert 0 < forecasts.call_count < 0.7 * mesh.stage.num_steps
 
 
-def test_forecast_of_an_epoch_that_is_over_does_not_hold_in_the_next() -> None:
+def test_forecast_after_restart_is_discarded() -> None:
     limits = make_limits(num_blocks=400, max_sequences=300, max_step_tokens=2000, max_waiting=300)
     mesh = Mesh(limits)
     for number in range(300):

@@ -1,4 +1,4 @@
-"""Sequences that share the KV blocks of their common beginning."""
+"""Sharing of KV blocks between sequences with equal prefixes."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def cached_tokens(step: Step) -> list[int]:
     return [len(opening.cached_token_ids) for opening in step.opened_slots]
 
 
-def test_prompt_with_a_known_beginning_computes_the_rest_alone() -> None:
+def test_prompt_with_cached_prefix_computes_only_the_rest() -> None:
     mesh = Mesh(make_limits())
     run_first(mesh)
     mesh.add(make_request(2, (*PROMPT, 3, 3), 3))
@@ -32,7 +32,7 @@ def test_prompt_with_a_known_beginning_computes_the_rest_alone() -> None:
     mesh.finish()
 
 
-def test_prompt_that_is_known_whole_computes_its_last_token() -> None:
+def test_prompt_fully_cached_computes_its_last_token() -> None:
     mesh = Mesh(make_limits())
     run_first(mesh, PROMPT[:8])
     mesh.add(make_request(2, PROMPT[:8], 3))
@@ -43,7 +43,7 @@ def test_prompt_that_is_known_whole_computes_its_last_token() -> None:
     mesh.finish()
 
 
-def test_next_turn_of_a_chat_finds_the_last_answer_too() -> None:
+def test_next_chat_turn_reuses_the_last_answer() -> None:
     mesh = Mesh(make_limits())
     run_first(mesh, PROMPT, max_tokens=8)
     turn = (*PROMPT, *mesh.tokens[1], 5, 5)
@@ -67,7 +67,7 @@ def test_choices_of_one_prompt_compute_it_once() -> None:
     assert mesh.stage.num_tokens == 9 + 3 * 1 + 4 * 2
 
 
-def test_long_prompt_under_way_is_waited_for_by_others_alone() -> None:
+def test_started_prompt_delays_only_sequences_with_its_prefix() -> None:
     mesh = Mesh(make_limits(max_step_tokens=6, num_steps_in_flight=4))
     mesh.add(make_request(1, PROMPT, 3))
     mesh.add(make_request(2, PROMPT, 3))
@@ -95,7 +95,7 @@ def test_blocks_are_shared_from_the_step_after_the_one_that_fills_them() -> None
     "changes",
     [{"cache_salt": "another"}, {"reads_prefix_cache": False}, {"prompt": (0, *PROMPT[1:])}],
 )
-def test_sequence_that_may_not_share_computes_everything(changes: dict[str, object]) -> None:
+def test_sequence_without_sharing_computes_all_tokens(changes: dict[str, object]) -> None:
     mesh = Mesh(make_limits())
     run_first(mesh)
     mesh.add(make_request(2, **{"prompt": PROMPT, "max_tokens": 2, **changes}))  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def test_sequence_that_may_not_share_computes_everything(changes: dict[str, obje
     mesh.finish()
 
 
-def test_switched_off_nothing_is_shared() -> None:
+def test_prefix_caching_off_shares_nothing() -> None:
     mesh = Mesh(make_limits(prefix_caching=False))
     run_first(mesh)
     mesh.add(make_request(2, PROMPT, 2))
@@ -118,7 +118,7 @@ def test_switched_off_nothing_is_shared() -> None:
     assert mesh.scheduler.num_hit_tokens == 0
 
 
-def test_restart_forgets_what_was_cached() -> None:
+def test_restart_clears_the_cache() -> None:
     mesh = Mesh(make_limits())
     run_first(mesh)
     mesh.restart(make_limits())
@@ -129,7 +129,7 @@ def test_restart_forgets_what_was_cached() -> None:
     mesh.finish()
 
 
-def test_restart_with_another_block_size_names_blocks_anew() -> None:
+def test_restart_with_another_block_size_hashes_blocks_again() -> None:
     mesh = Mesh(make_limits(block_size=4))
     mesh.add(make_request(1, PROMPT, 3))
     mesh.send()
@@ -137,7 +137,7 @@ def test_restart_with_another_block_size_names_blocks_anew() -> None:
     mesh.finish()
 
 
-def test_preempted_sequence_finds_its_own_blocks() -> None:
+def test_preempted_sequence_reuses_its_cached_blocks() -> None:
     mesh = Mesh(make_limits(num_blocks=5, block_size=2, num_steps_in_flight=1))
     mesh.expect_short_answers()
     mesh.add(make_request(1, prompt=3, max_tokens=5))
@@ -147,7 +147,7 @@ def test_preempted_sequence_finds_its_own_blocks() -> None:
     assert mesh.scheduler.num_hit_tokens > 0
 
 
-def test_cached_blocks_make_room_and_the_longest_unused_goes_first() -> None:
+def test_cached_blocks_are_evicted_least_recently_used_first() -> None:
     mesh = Mesh(make_limits(num_blocks=5, block_size=4))
     for sequence_id, token in enumerate((1, 2, 3)):
         mesh.add(make_request(sequence_id, (token,) * 5, 1))
@@ -162,7 +162,7 @@ def test_cached_blocks_make_room_and_the_longest_unused_goes_first() -> None:
         mesh.finish()
 
 
-def test_block_names_depend_on_everything_before_and_on_the_salt() -> None:
+def test_block_hashes_depend_on_prefix_and_salt() -> None:
     tokens = [1, 2, 1, 2]
     same, other = BlockHashes(""), BlockHashes("salt")
     names = same.first(2, tokens, 2)
@@ -170,7 +170,7 @@ def test_block_names_depend_on_everything_before_and_on_the_salt() -> None:
     assert BlockHashes("").first(2, tokens, 2) == names
 
 
-def test_block_of_a_name_survives_until_it_is_taken() -> None:
+def test_registered_block_is_found_until_it_is_allocated_again() -> None:
     manager = BlockManager(3)
     first, second, third = manager.take(3)
     manager.register(first, b"one")
@@ -184,7 +184,7 @@ def test_block_of_a_name_survives_until_it_is_taken() -> None:
     manager.check_integrity((first, second, third), 3)
 
 
-def test_block_shared_by_two_is_free_after_both() -> None:
+def test_block_shared_by_two_is_free_after_both_release_it() -> None:
     manager = BlockManager(1)
     manager.take(1)
     manager.register(0, b"one")
@@ -195,7 +195,7 @@ def test_block_shared_by_two_is_free_after_both() -> None:
     assert manager.num_free == 1
 
 
-def test_second_block_of_a_name_stays_without() -> None:
+def test_register_duplicate_hash_is_ignored() -> None:
     manager = BlockManager(2)
     manager.take(2)
     manager.register(0, b"one")

@@ -1,4 +1,4 @@
-"""What a pipeline makes of its time: idle seconds by cause, and how near it comes to its limits."""
+"""A pipeline's efficiency: idle seconds by cause, and ratios to the limits."""
 
 import math
 
@@ -14,7 +14,7 @@ DECODES = StepWork(num_tokens=8, num_decodes=8, num_sequences=8, num_sampled=8)
 def feed(
     meter: PipelineMeter, num_steps: int, idle: float, is_full: bool = True, num_others: int = 1
 ) -> None:
-    """Steps through two stages of 10 and 5 ms, 40 ms around, the first stage idle before each."""
+    """Steps through stages of 10 and 5 ms, round trip 40 ms, the first stage idle before each."""
     for number in range(num_steps):
         sent_at = number * (0.01 + idle)
         sent = SentStep(number, DECODES, sent_at, num_others=num_others, is_full=is_full)
@@ -23,7 +23,7 @@ def feed(
         meter.complete(sent, now=sent_at + 0.04)
 
 
-def test_meter_without_steps_knows_no_ratio() -> None:
+def test_meter_without_steps_has_no_ratio() -> None:
     ratios = PipelineMeter().ratios
     assert math.isnan(ratios.throughput)
     assert math.isnan(ratios.occupancy)
@@ -36,7 +36,7 @@ def test_meter_busy_share_of_the_slowest_stage_is_the_throughput_ratio() -> None
 
 
 def test_meter_few_steps_in_flight_lower_the_limit_and_not_the_occupancy() -> None:
-    """Two steps of 10 ms on a way of 40 ms keep a stage busy half of the time at most."""
+    """Two steps of 10 ms with a round trip of 40 ms keep a stage at most half busy."""
     two, four = PipelineMeter(), PipelineMeter()
     feed(two, 100, idle=0.01)
     feed(four, 100, idle=0.01, num_others=3)
@@ -45,7 +45,7 @@ def test_meter_few_steps_in_flight_lower_the_limit_and_not_the_occupancy() -> No
     assert four.ratios.occupancy == pytest.approx(0.5, rel=0.02)
 
 
-def test_meter_idle_time_goes_to_its_causes_and_none_is_lost() -> None:
+def test_meter_attributes_all_idle_time_to_causes() -> None:
     full, starved = PipelineMeter(), PipelineMeter()
     feed(full, 40, idle=0.01)
     feed(starved, 40, idle=0.01, is_full=False)
@@ -55,7 +55,7 @@ def test_meter_idle_time_goes_to_its_causes_and_none_is_lost() -> None:
     assert full.bubbles.coordinator == pytest.approx(starved.bubbles.starved)
 
 
-def test_meter_step_that_a_stage_has_not_told_of_is_left_out() -> None:
+def test_meter_step_without_all_reports_is_ignored() -> None:
     meter = PipelineMeter()
     feed(meter, 1, idle=0.0)
     late = SentStep(1, DECODES, sent_at=0.0, num_others=0)

@@ -1,4 +1,4 @@
-"""How long a waiting line needs to get shorter."""
+"""Predicted time until a queue has room."""
 
 import pytest
 
@@ -6,18 +6,18 @@ from scheduler import QueueForecast
 from scheduler.observability.queue_forecast import MAX_WAIT_SECONDS, NUM_STARTS
 
 
-def test_line_that_gets_shorter_evenly_is_foreseen() -> None:
+def test_forecast_of_even_admissions_is_proportional() -> None:
     queue = QueueForecast()
     for number in range(200):
         queue.started(2.0 * number)
     assert queue.wait_seconds(3, now=400.0) == pytest.approx(6.0, abs=1.0)
 
 
-def test_line_without_a_history_is_worth_a_second_try_soon() -> None:
+def test_forecast_without_history_is_one_second() -> None:
     assert QueueForecast().wait_seconds(100, now=50.0) == 1
 
 
-def test_line_that_stands_is_foreseen_to_stand() -> None:
+def test_forecast_of_stalled_queue_grows() -> None:
     queue = QueueForecast()
     for _ in range(NUM_STARTS):
         queue.started(0.0)

@@ -1,4 +1,4 @@
-"""When nothing moves although something should."""
+"""Detection of stalls."""
 
 import pytest
 
@@ -10,7 +10,7 @@ BLOCKED = Activity(True, 2, 0, 0, can_send=False)
 STUCK = Activity(True, 0, 4, 0, can_send=True)
 
 
-def test_idle_replica_waits_for_ever() -> None:
+def test_idle_replica_has_no_timeout() -> None:
     watchdog = Watchdog(step_seconds=100.0, stall_seconds=10.0)
     assert watchdog.seconds_left(IDLE, now=0.0) is None
     assert watchdog.seconds_left(IDLE, now=1e9) is None
@@ -24,7 +24,7 @@ def test_idle_replica_waits_for_ever() -> None:
         (STUCK, 10.0, NO_PROGRESS, "0 sequences run, 4 wait, and no step was made for 10 s"),
     ],
 )
-def test_what_stands_still_is_named_when_its_time_is_over(
+def test_alarm_after_timeout_names_the_stalled_part(
     activity: Activity, patience: float, cause: str, detail: str
 ) -> None:
     watchdog = Watchdog(step_seconds=100.0, stall_seconds=10.0)
@@ -35,7 +35,7 @@ def test_what_stands_still_is_named_when_its_time_is_over(
     assert (alarm.cause, alarm.detail) == (cause, detail)
 
 
-def test_work_that_comes_to_an_idle_replica_has_all_the_time() -> None:
+def test_work_after_idle_has_the_full_timeout() -> None:
     watchdog = Watchdog(step_seconds=100.0, stall_seconds=10.0)
     watchdog.moved(0.0)
     assert watchdog.seconds_left(IDLE, now=50.0) is None
@@ -43,7 +43,7 @@ def test_work_that_comes_to_an_idle_replica_has_all_the_time() -> None:
     assert watchdog.seconds_left(STUCK, now=64.0) == 6.0  # woken in between, by a client say
 
 
-def test_every_result_is_a_new_start() -> None:
+def test_result_restarts_the_timeout() -> None:
     watchdog = Watchdog(step_seconds=100.0, stall_seconds=10.0)
     watchdog.moved(0.0)
     watchdog.moved(90.0)

@@ -1,4 +1,4 @@
-"""The constant token budget, and the even share of decodes."""
+"""The constant token budget, and even shares of decodes."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def make_view(
         (0, 5, 2, 0),
     ],
 )
-def test_choose_decodes_takes_an_even_share_of_those_that_waited_longest(
+def test_choose_decodes_takes_an_even_share_of_the_longest_waiting(
     num_ready: int, num_decoding: int, num_in_flight: int, expected: int
 ) -> None:
     view = make_view(num_ready, num_decoding, num_in_flight=num_in_flight)
@@ -56,13 +56,13 @@ def test_choose_decodes_beyond_the_budget_takes_the_budget() -> None:
     assert len(FixedPolicy(16).choose_decodes(make_view(100, max_in_flight=1))) == 16
 
 
-def test_choose_decodes_beside_prompts_leaves_them_a_part_of_the_budget() -> None:
+def test_choose_decodes_with_prompts_reserves_a_part_of_the_budget() -> None:
     view = make_view(100, num_waiting=1, max_in_flight=1)
     assert len(FixedPolicy(16).choose_decodes(view)) == 14
     assert len(FixedPolicy(1).choose_decodes(view)) == 1
 
 
-def test_chunk_tokens_takes_what_the_budget_has_left() -> None:
+def test_chunk_tokens_takes_the_rest_of_the_budget() -> None:
     view = make_view(0, num_waiting=1)
     draft = MicrobatchDraft()
     assert FixedPolicy(64).chunk_tokens(view, draft, view.waiting[0]) == 64

@@ -1,4 +1,4 @@
-"""How the multiplicative policy's size moves."""
+"""The size of the multiplicative policy."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.scheduler.mesh_model import make_limits
 
 
 class Drive:
-    """A policy whose steps are sent one after the other, on a clock of its own."""
+    """A policy with sequential steps on a virtual clock."""
 
     def __init__(self, **changes: float | None) -> None:
         options = {"base_size": 100, "min_size": 1, "max_size": 1000} | changes
@@ -75,7 +75,7 @@ def test_size_beyond_the_latency_target_goes_back_to_the_best_within_it() -> Non
     assert drive.policy.size == 100
 
 
-def test_start_epoch_forgets_everything() -> None:
+def test_start_epoch_discards_history() -> None:
     drive = Drive()
     drive.run([1000.0] * 10)
     drive.policy.start_epoch(make_limits())
@@ -84,7 +84,7 @@ def test_start_epoch_forgets_everything() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [0])
-def test_step_without_tokens_says_nothing(num_tokens: int) -> None:
+def test_step_without_tokens_is_ignored(num_tokens: int) -> None:
     drive = Drive()
     drive.policy.complete(SentStep(0, StepWork(num_tokens), 0.0, 0), 1.0)
     assert drive.policy.best_size() is None

@@ -1,4 +1,4 @@
-"""What must hold under every policy."""
+"""Invariants under every policy."""
 
 import pytest
 from hypothesis import given, settings
@@ -29,12 +29,12 @@ tight_limits = st.builds(
 
 
 class TimedMesh(Mesh):
-    """A mesh that tells times of its stages with every result, on a clock of its own."""
+    """A mesh that reports stages' timings with every result, on a virtual clock."""
 
     def __init__(self, limits: SchedulerLimits, name: PolicyName) -> None:
         super().__init__(limits, make_policy(name, SMALL))
 
-    def tell(self, step: int, num_stages: int, seconds: float) -> None:
+    def report(self, step: int, num_stages: int, seconds: float) -> None:
         for stage in range(num_stages):
             timing = StageTiming(compute_seconds=seconds, idle_seconds=seconds / 2)
             self.scheduler.observe(StageRecord(step, stage, timing))
@@ -50,7 +50,7 @@ class TimedMesh(Mesh):
     ),
     restarts=st.sets(st.integers(0, 40), max_size=2),
 )
-def test_load_under_any_policy_and_timings_loses_and_doubles_nothing(
+def test_load_under_any_policy_gives_each_token_once(
     name: PolicyName,
     limits: SchedulerLimits,
     sizes: list[tuple[int, int]],
@@ -66,7 +66,7 @@ def test_load_under_any_policy_and_timings_loses_and_doubles_nothing(
             mesh.send()
             mesh.scheduler.check_integrity()
         for _ in range(min(num_receives, mesh.num_results)):
-            mesh.tell(mesh.stage.num_steps - mesh.num_results, 2, seconds)
+            mesh.report(mesh.stage.num_steps - mesh.num_results, 2, seconds)
             mesh.receive()
         if turn in restarts:
             mesh.restart(limits)
@@ -113,13 +113,13 @@ def test_decodes_under_policies_that_spread_them_never_exceed_nine_of_32(name: P
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_insight_names_the_policy_and_its_limits(name: PolicyName) -> None:
+def test_policy_snapshot_has_name_and_limits(name: PolicyName) -> None:
     mesh = Mesh(make_limits(num_steps_in_flight=3), make_policy(name, SMALL))
     policy_snapshot = mesh.scheduler.policy_snapshot
     assert (policy_snapshot.policy, policy_snapshot.num_steps_in_flight) == (name, 3)
 
 
-def test_record_of_a_step_that_never_was_is_ignored() -> None:
+def test_observe_unknown_step_is_ignored() -> None:
     mesh = Mesh(make_limits(), make_policy("adaptive", SMALL))
     mesh.scheduler.observe(StageRecord(7, 0, StageTiming(compute_seconds=1.0)))
     assert mesh.scheduler.policy_snapshot.stages == ()

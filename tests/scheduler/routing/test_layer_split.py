@@ -1,4 +1,4 @@
-"""How layers are dealt to stages."""
+"""The split of layers among stages."""
 
 from itertools import product
 

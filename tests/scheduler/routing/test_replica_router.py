@@ -1,4 +1,4 @@
-"""Which replica takes a sequence, and what is remembered of prefixes."""
+"""Selection of a replica, and the record of prefixes."""
 
 from dataclasses import replace
 
@@ -36,12 +36,12 @@ def test_routing_dead_or_draining_replica_is_never_picked() -> None:
     assert choose_replica(loads[:1], WORK, {}) is None
 
 
-def test_routing_kv_room_outweighs_work_owed() -> None:
+def test_routing_free_kv_blocks_outweigh_work_owed() -> None:
     loads = [idle(0, num_blocks_free=7), idle(1, num_tokens_owed=500)]
     assert choose_replica(loads, WORK, {}) == 1
 
 
-def test_routing_kept_prefix_counts_as_work_done() -> None:
+def test_routing_cached_prefix_counts_as_work_done() -> None:
     loads = [idle(0), idle(1, num_tokens_owed=50)]
     assert choose_replica(loads, WORK, {1: 64}) == 1
     assert choose_replica(loads, WORK, {1: 32}) == 0
@@ -77,7 +77,7 @@ def test_routing_any_loads_picks_one_that_takes_requests_if_there_is_one(
     assert chosen in able if able else chosen is None
 
 
-def test_prefix_memory_knows_the_beginnings_that_prompts_share() -> None:
+def test_prefix_memory_finds_shared_prefixes() -> None:
     memory = PrefixMemory()
     shared = tuple(range(2 * PREFIX_TOKENS))
     memory.note((*shared, *range(900, 1000)), replica=1)
@@ -86,7 +86,7 @@ def test_prefix_memory_knows_the_beginnings_that_prompts_share() -> None:
     assert memory.num_kept(shared[: PREFIX_TOKENS - 1]) == {}
 
 
-def test_prefix_memory_prompt_of_another_salt_is_not_known() -> None:
+def test_prefix_memory_other_salt_is_not_found() -> None:
     memory = PrefixMemory()
     prompt = tuple(range(PREFIX_TOKENS))
     memory.note(prompt, replica=1, cache_salt="ours")
@@ -94,7 +94,7 @@ def test_prefix_memory_prompt_of_another_salt_is_not_known() -> None:
     assert memory.num_kept(prompt, "theirs") == memory.num_kept(prompt) == {}
 
 
-def test_prefix_memory_replica_that_lost_its_cache_is_forgotten() -> None:
+def test_prefix_memory_forgets_a_replica_that_lost_its_cache() -> None:
     memory = PrefixMemory()
     prompt = tuple(range(PREFIX_TOKENS))
     memory.note(prompt, replica=1)
@@ -112,7 +112,7 @@ def test_prefix_memory_holds_no_more_than_its_capacity() -> None:
     assert [bool(memory.num_kept(prompt)) for prompt in prompts] == [False, True, True]
 
 
-def test_prefix_memory_long_prompt_is_looked_at_to_a_bound() -> None:
+def test_prefix_memory_long_prompt_is_compared_up_to_a_bound() -> None:
     memory = PrefixMemory()
     prompt = tuple(range((MAX_PREFIX_CHUNKS + 5) * PREFIX_TOKENS))
     memory.note(prompt, replica=0)

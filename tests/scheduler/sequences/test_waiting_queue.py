@@ -1,4 +1,4 @@
-"""Who gets a slot first: priorities that age, tenants' shares, deadlines."""
+"""The order of admission: aged priorities, tenants' shares, deadlines."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def order(requests: list[SequenceRequest], now: float = 0.0) -> list[int]:
     return [sequence.sequence_id for sequence in queue.in_order(now)]
 
 
-def test_equals_come_in_the_order_of_their_arrival() -> None:
+def test_equal_sequences_are_ordered_by_arrival() -> None:
     assert order([make_request(2), make_request(3, arrival=1.0), make_request(1)]) == [1, 3, 2]
 
 
@@ -37,12 +37,12 @@ def test_earliest_deadline_comes_first_within_a_priority() -> None:
     assert order(requests) == [3, 2, 1]
 
 
-def test_priority_ages_up_to_the_best_that_waits() -> None:
+def test_priority_ages_up_to_the_best_waiting() -> None:
     old = make_request(1, arrival=0.0, priority=2)
     new = make_request(2, arrival=3 * AGEING_SECONDS, priority=0)
     assert order([old, new], now=1.9 * AGEING_SECONDS) == [2, 1]
     assert order([old, new], now=2.0 * AGEING_SECONDS) == [1, 2]
-    # Nobody ages past those of his own priority in another tenant's line.
+    # No sequence ages past those of its own priority in another tenant's queue.
     own = make_request(3, arrival=0.0, tenant="busy", prompt=50)
     other = make_request(4, arrival=90.0, tenant="quiet")
     assert order([make_request(5, arrival=0.0, tenant="busy"), own, other], now=99.0)[1] == 4
@@ -55,7 +55,7 @@ def test_tenants_take_turns_by_tokens() -> None:
     assert order(requests) == [0, 6, 1, 2, 7, 3, 4, 5]
 
 
-def test_tenant_that_comes_back_has_no_claim_from_its_absence() -> None:
+def test_returning_tenant_gains_no_credit_while_idle() -> None:
     shares = FairShare()
     shares.arrive("busy", ())
     shares.admit("busy", 1000)
@@ -65,7 +65,7 @@ def test_tenant_that_comes_back_has_no_claim_from_its_absence() -> None:
     assert shares["back"] < shares["busy"]
 
 
-def test_tenant_that_comes_to_an_empty_line_starts_where_the_last_was() -> None:
+def test_tenant_in_an_empty_queue_starts_at_the_last_count() -> None:
     shares = FairShare()
     for _ in range(3):
         shares.admit("busy", 100)
@@ -73,7 +73,7 @@ def test_tenant_that_comes_to_an_empty_line_starts_where_the_last_was() -> None:
     assert shares["new"] == 200
 
 
-def test_counters_of_tenants_that_are_gone_are_dropped() -> None:
+def test_counters_of_absent_tenants_are_dropped() -> None:
     shares = FairShare()
     for number in range(3 * MAX_COUNTERS):
         shares.arrive(str(number), {"staying"})
@@ -93,7 +93,7 @@ def test_counters_of_tenants_that_are_gone_are_dropped() -> None:
     now=st.floats(0.0, 400.0),
     removed=st.sets(st.integers(0, 29)),
 )
-def test_line_in_order_holds_everybody_once(
+def test_in_order_yields_every_sequence_once(
     requests: list[tuple[int, str, float, float | None]], now: float, removed: set[int]
 ) -> None:
     queue = WaitingQueue(FairShare())
@@ -118,7 +118,7 @@ def test_line_in_order_holds_everybody_once(
 
 
 def turns(waiting: list[TrackedSequence], now: float) -> list[int]:
-    """The order one by one: of all heads of a tenant's and a priority's line, the first."""
+    """The reference order: repeatedly the first head of all queues."""
     queues: dict[tuple[str, int], list[TrackedSequence]] = {}
     for sequence in sorted(waiting, key=lambda each: each.due_key):
         key = (sequence.request.tenant, sequence.request.priority)
@@ -158,7 +158,7 @@ def test_low_priority_under_an_endless_load_of_high_ones_is_served() -> None:
     mesh.finish()
 
 
-def test_small_tenant_beside_a_flood_gets_half_of_the_tokens() -> None:
+def test_small_tenant_under_contention_gets_half_of_the_tokens() -> None:
     mesh = Mesh(make_limits(max_sequences=2, num_steps_in_flight=1, max_waiting=200))
     for number in range(100):
         mesh.add(make_request(number, tenant="flood", arrival=0.0))
@@ -172,7 +172,7 @@ def test_small_tenant_beside_a_flood_gets_half_of_the_tokens() -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 1])
-def test_urgent_prompt_overtakes_a_long_one_that_has_begun(priority: int) -> None:
+def test_urgent_prompt_overtakes_a_long_started_one(priority: int) -> None:
     mesh = Mesh(make_limits(max_step_tokens=8, num_steps_in_flight=1))
     mesh.add(make_request(1, prompt=40, priority=priority, arrival=0.0, max_tokens=2))
     mesh.send()

@@ -1,4 +1,4 @@
-"""How many microbatches a cycle has, and how long they are."""
+"""The number and length of a cycle's microbatches."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ def make_planner(
 def settle(
     stages: list[StageCostModel], overhead: float, load: CycleLoad, limits: CycleLimits = NO_LIMIT
 ) -> CyclePlan:
-    """The plan that remains when each follows from the one before."""
+    """The fixed point of successive plans."""
     planner = make_planner(stages, overhead, load, limits)
     current = planner.plan(2, 2)
     for _ in range(30):
@@ -80,7 +80,7 @@ def test_plan_that_fits_keeps_the_cycle_within_its_budget(
         assert plan.fits
 
 
-def test_longer_line_of_prompts_makes_longer_chunks() -> None:
+def test_longer_backlog_makes_longer_chunks() -> None:
     few = replace(MIXED, num_prompt_tokens=300)
     short, long = (
         make_planner([STAGE] * 4, 0.0, load, NO_LIMIT).plan(4, 4) for load in (few, MIXED)
@@ -88,11 +88,11 @@ def test_longer_line_of_prompts_makes_longer_chunks() -> None:
     assert short.target_tokens < long.target_tokens
 
 
-def test_thrift_makes_chunks_that_end_where_rows_begin_to_cost() -> None:
-    """Each prompt token should make its cycle longer by the least: chunks up to the knee."""
+def test_prompt_cost_weight_ends_chunks_at_the_knee() -> None:
+    """Each prompt token should lengthen its cycle least: chunks end at the knee."""
     stage = replace(STAGE, prompt=0.005, per_token=1e-6, beyond_512=1e-4)
     for seconds in (0.2, 0.4, math.inf):
-        hasty, thrifty = (
+        by_rate, by_cost = (
             make_planner(
                 [stage] * 4,
                 0.0,
@@ -101,20 +101,20 @@ def test_thrift_makes_chunks_that_end_where_rows_begin_to_cost() -> None:
             )
             for prompt_cost_weight in (0.0, 1.0)
         )
-        assert hasty.plan(4, 4).target_tokens > 600
-        assert thrifty.plan(4, 4).target_tokens == 512
+        assert by_rate.plan(4, 4).target_tokens > 600
+        assert by_cost.plan(4, 4).target_tokens == 512
 
 
-def test_thrift_does_not_cut_chunks_where_every_row_costs_alike() -> None:
-    """Smaller ones would only add their fixed costs."""
+def test_prompt_cost_weight_with_linear_costs_keeps_chunks() -> None:
+    """Smaller chunks would only add fixed costs."""
     for prompt_cost_weight in (0.0, 0.5, 1.0):
         limits = CycleLimits(0.3, 2048, prompt_cost_weight=prompt_cost_weight)
         plan = make_planner([replace(STAGE, prompt=0.005)] * 4, 0.0, MIXED, limits).plan(4, 4)
         assert plan.cycle_seconds == pytest.approx(0.3, rel=0.02)
 
 
-def test_plans_none_of_which_fits_lead_by_one_microbatch_a_cycle_to_those_that_do() -> None:
-    """Eight chunks of 16 tokens, which took twice the target, once were kept for a minute."""
+def test_plans_that_miss_the_target_lead_to_those_that_fit() -> None:
+    """Regression: eight chunks of 16 tokens with twice the target time lasted for a minute."""
     stages = [STAGE, STAGE.scaled(2.0), STAGE, STAGE]
     limits = CycleLimits(0.12, 2048)
     planner = make_planner(stages, 0.0, MIXED, limits)

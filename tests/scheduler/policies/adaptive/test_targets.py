@@ -1,4 +1,4 @@
-"""What a cycle of `adaptive` aims at: targets, leads, deadlines and memory."""
+"""The target and load of a cycle: targets, leads, deadlines and memory."""
 
 import math
 from collections.abc import Sequence
@@ -53,11 +53,11 @@ def prompt(num_tokens: int, ttft: float | None, arrival: float = 10.0) -> Tracke
     return TrackedSequence(request, list(request.prompt_ids), final_len=1000)
 
 
-def test_without_any_target_a_cycle_may_take_for_ever() -> None:
+def test_cycle_without_target_is_unlimited() -> None:
     assert cycle_seconds(view([decoding(1.0, 11)]), None, slack=0.0) == math.inf
 
 
-def test_on_time_the_target_is_the_cycle() -> None:
+def test_cycle_of_sequences_on_time_equals_the_target() -> None:
     assert cycle_seconds(view([decoding(1.0, 11)]), 0.1, slack=0.0) == pytest.approx(0.1)
 
 
@@ -69,7 +69,7 @@ def test_lead_and_lag_stretch_the_cycle_within_bounds(seconds_ago: float, stretc
     assert seconds == pytest.approx(0.1 * stretch)
 
 
-def test_target_of_a_client_comes_before_the_common_one() -> None:
+def test_client_target_overrides_the_common_one() -> None:
     mixed = view([decoding(1.0, 11, tpot=0.02), decoding(1.0, 11)])
     assert cycle_seconds(mixed, 0.1, slack=0.0) == pytest.approx(MIN_STRETCH * 0.02)
     assert cycle_seconds(view([decoding(1.0, 51, tpot=0.02)]), None, slack=0.0) == pytest.approx(
@@ -77,7 +77,7 @@ def test_target_of_a_client_comes_before_the_common_one() -> None:
     )
 
 
-def test_needed_rate_is_what_the_tightest_deadline_asks_for() -> None:
+def test_rate_slo_follows_the_tightest_deadline() -> None:
     backlog = (prompt(100, 2.0), prompt(300, 2.5), prompt(50, 100.0))
     assert prompt_backlog(view(waiting=backlog, num_admissible=3)).rate_slo == pytest.approx(
         400 / 2.5
@@ -85,12 +85,12 @@ def test_needed_rate_is_what_the_tightest_deadline_asks_for() -> None:
     assert prompt_backlog(view(waiting=backlog, num_admissible=1)).rate_slo == pytest.approx(50.0)
 
 
-def test_deadline_that_was_never_promised_is_hoped_for() -> None:
+def test_default_deadline_counts_only_for_rate_all() -> None:
     needed = prompt_backlog(view(prefilling=[prompt(100, None)]))
     assert (needed.rate_slo, needed.rate_all) == (0.0, 100 / DEFAULT_TTFT_SECONDS)
 
 
-def test_deadline_that_is_over_is_not_promised_and_leaves_no_time() -> None:
+def test_missed_deadline_is_excluded_from_rate_slo_and_makes_rate_all_infinite() -> None:
     needed = prompt_backlog(view(prefilling=[prompt(100, None), prompt(100, 1.0, arrival=8.0)]))
     assert (needed.rate_slo, needed.rate_all) == (0.0, math.inf)
 
@@ -99,7 +99,7 @@ def test_deadline_that_is_over_is_not_promised_and_leaves_no_time() -> None:
     ("needed", "num_free", "expected"),
     [(0.0, 64, 1.0), (100.0, 64, 0.5), (500.0, 64, 0.0), (500.0, 16, 0.75), (math.inf, 0, 1.0)],
 )
-def test_thrift_is_for_prompts_in_no_hurry_and_for_full_caches(
+def test_prompt_cost_weight_grows_with_slack_and_cache_use(
     needed: float, num_free: int, expected: float
 ) -> None:
     prompts = PromptBacklog(rate_all=needed)
@@ -107,13 +107,13 @@ def test_thrift_is_for_prompts_in_no_hurry_and_for_full_caches(
     assert found == pytest.approx(expected)
 
 
-def test_target_that_not_even_a_lone_decode_keeps_counts_for_nothing() -> None:
+def test_unreachable_target_is_ignored() -> None:
     late = [decoding(5.0, 11)]
     assert cycle_seconds(view(late), 0.1, slack=0.0, lone_seconds=0.2) == math.inf
     assert cycle_seconds(view(late), 0.1, slack=0.0, lone_seconds=0.09) == pytest.approx(0.06)
 
 
-def test_client_whose_target_nobody_can_keep_hurries_nobody_else() -> None:
+def test_unreachable_client_target_does_not_shorten_cycles() -> None:
     mixed = view([decoding(1.0, 11, tpot=0.001), decoding(1.0, 11)])
     assert cycle_seconds(mixed, 0.1, slack=0.0, lone_seconds=0.05) == pytest.approx(0.1)
     assert cycle_seconds(mixed, None, slack=0.0, lone_seconds=0.05) == math.inf
