@@ -59,8 +59,6 @@ class Scheduler:
         self._policy.start_epoch(limits)
         self._meter = PipelineMeter()
 
-    # ---- events ----------------------------------------------------------------------------------
-
     def add(self, request: SequenceRequest) -> None:
         """Enqueues a sequence. Raises QueueFullError and the errors of `resume`."""
         if self.num_waiting >= self._limits.max_waiting:
@@ -141,8 +139,6 @@ class Scheduler:
         self._start_epoch(limits, first_step)
         return dropped
 
-    # ---- output ----------------------------------------------------------------------------------
-
     def schedule(self, now: float) -> Step | None:
         """Makes the next step; None if there is nothing to do or enough steps are in flight.
 
@@ -158,14 +154,9 @@ class Scheduler:
         )
         if self.num_steps_in_flight >= max_in_flight:
             return None
+        shares = self._admission.shares
         batcher = Batcher(
-            self._limits,
-            self._policy,
-            queues,
-            slot_allocator,
-            self._admission.shares,
-            view,
-            queue_head.admissible,
+            self._limits, self._policy, queues, slot_allocator, shares, view, queue_head.admissible
         )
         draft = batcher.fill()
         self.num_preemptions += batcher.num_preempted
@@ -195,7 +186,6 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold a slot."""
         return len(self._table) - self.num_waiting
 
     @property
@@ -234,8 +224,6 @@ class Scheduler:
         self._table.check_integrity(awaited)
         assert self.num_steps_in_flight <= self._limits.num_steps_in_flight
 
-    # ---- internals -------------------------------------------------------------------------------
-
     def _accept(
         self, sampled_slots: Iterable[tuple[SlotAllocation, SampledToken]], now: float
     ) -> tuple[TokenEvent, ...]:
@@ -257,13 +245,10 @@ class Scheduler:
                 if finish_reason is None:
                     continuing.append(sequence)
                 else:
-                    self._end(sequence, now)
+                    self._meter.finish(sequence, now)
+                    self._admission.record_finished(sequence)
+                    self._table.forget(sequence)
             events.append((sequence.sequence_id, token, finish_reason))
         self._admission.charge_output(tenants)
         self._table.queues.move_all(continuing, SequencePhase.SAMPLING, SequencePhase.READY)
         return tuple(make_rows(TokenEvent, events))
-
-    def _end(self, sequence: TrackedSequence, now: float) -> None:
-        self._meter.finish(sequence, now)
-        self._admission.record_finished(sequence)
-        self._table.forget(sequence)
