@@ -1,4 +1,4 @@
-"""Owns the line that says now and then what the coordinator does; silent while that is nothing."""
+"""Logs a summary of the coordinator's activity at intervals; nothing while it is idle."""
 
 import asyncio
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Totals:
 
 
 async def log_summaries(coordinator: Coordinator) -> Never:
-    """Never returns: logs a line for every interval in which there was something to do."""
+    """Never returns: logs a summary of every interval with activity."""
     before = _totals(coordinator)
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
@@ -33,39 +33,37 @@ async def log_summaries(coordinator: Coordinator) -> Never:
 
 
 def log_summary(coordinator: Coordinator, before: Totals, now: Totals) -> None:
-    """One line about the time between two sums, unless nothing ran in it and nothing runs."""
-    router = coordinator.router
+    """Logs the activity between two sums, unless there was none and no request is unfinished."""
+    stats = coordinator.router.stats()
     num_generated = now.num_generated_tokens - before.num_generated_tokens
     num_prompt = now.num_prompt_tokens - before.num_prompt_tokens
-    if not (num_generated or num_prompt or router.num_requests):
+    if not (num_generated or num_prompt or stats.num_requests):
         return
-    engines = router.engines
-    num_blocks = sum(engine.num_blocks for engine in engines)
     _log.info(
         "summary",
-        running=router.num_running,
-        waiting=router.num_waiting,
+        running=stats.num_running,
+        waiting=stats.num_waiting,
         tokens_per_second=round(num_generated / INTERVAL_SECONDS, 1),
         prompt_tokens_per_second=round(num_prompt / INTERVAL_SECONDS, 1),
-        steps_in_flight=sum(engine.num_steps_in_flight for engine in engines),
-        kv_used=_percent(sum(engine.num_blocks_used for engine in engines), num_blocks),
+        steps_in_flight=stats.num_steps_in_flight,
+        kv_used=_percent(stats.num_blocks_used, stats.num_blocks),
         bubble=_bubble(before, now),
     )
 
 
 def _totals(coordinator: Coordinator) -> Totals:
-    engines = coordinator.router.engines
+    stats = coordinator.router.stats()
     stages = [stage for replica in coordinator.replicas for stage in replica.telemetry.totals]
     return Totals(
-        num_prompt_tokens=sum(engine.num_prompt_tokens for engine in engines),
-        num_generated_tokens=sum(engine.num_generated_tokens for engine in engines),
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_generated_tokens=stats.num_generated_tokens,
         compute_seconds=sum(stage.compute_seconds for stage in stages),
         idle_seconds=sum(stage.idle_seconds for stage in stages),
     )
 
 
 def _bubble(before: Totals, now: Totals) -> str:
-    """The idle share of the stages' time; of the whole epoch where a new one began meanwhile."""
+    """The idle share of the stages' time; of the new epoch alone if one began in between."""
     since = before if now.compute_seconds >= before.compute_seconds else Totals()
     idle = max(0.0, now.idle_seconds - since.idle_seconds)
     return _percent(idle, idle + now.compute_seconds - since.compute_seconds)

@@ -15,6 +15,7 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.request_router import RequestRouter
 from coordinator.membership.membership import Membership
 from coordinator.options import CoordinatorOptions
+from coordinator.output.output_processor import OutputProcessor
 from coordinator.planning.replica_layout import plan_replica
 from coordinator.replica.replica import Replica
 from coordinator.replica.shared_context import SharedReplicaContext
@@ -45,11 +46,13 @@ class Coordinator:
         self.mesh_address = options.mesh
         self.replicas: tuple[Replica, ...] = ()
         self.changed = asyncio.Event()
+        self.outputs = OutputProcessor(self.metrics)
         engines = [self._make_engine(replica) for replica in range(options.dp)]
-        self.router = RequestRouter(engines, options.max_waiting, self.metrics)
+        self.router = RequestRouter(engines, options.max_waiting)
         self.admission = Admission(
             self.model,
             self.router,
+            self.outputs,
             options.max_model_len,
             options.max_waiting,
             self.metrics,
@@ -148,7 +151,7 @@ class Coordinator:
                 async with asyncio.timeout(self.options.grace_seconds):
                     await self.router.drained()
             except TimeoutError:
-                _log.warning("requests_cut_off", num_requests=self.router.num_requests)
+                _log.warning("requests_cut_off", num_requests=self.router.stats().num_requests)
         self.router.fail_all(error)
 
     def _make_engine(self, replica: int) -> Engine:
@@ -159,14 +162,15 @@ class Coordinator:
             policy,
             options.step_seconds,
             self.metrics,
+            self.outputs.process,
             stall_seconds=options.stall_seconds,
         )
 
     def _expose_load(self) -> None:
         """Gauges are read where the figures are, whenever somebody asks."""
         metrics, router, membership = self.metrics, self.router, self.membership
-        metrics.requests_running.set_function(lambda: router.num_running)
-        metrics.requests_waiting.set_function(lambda: router.num_waiting)
+        metrics.requests_running.set_function(lambda: router.stats().num_running)
+        metrics.requests_waiting.set_function(lambda: router.stats().num_waiting)
         for engine in router.engines:
             _expose_engine(metrics, engine)
         metrics.workers.labels("spare").set_function(lambda: len(membership.free))
@@ -202,15 +206,21 @@ async def _decay_fault_scores(shared: SharedReplicaContext) -> Never:
 
 def _expose_engine(metrics: CoordinatorMetrics, engine: Engine) -> None:
     replica = str(engine.replica)
-    metrics.steps_in_flight.labels(replica).set_function(lambda: engine.num_steps_in_flight)
-    metrics.kv_blocks.labels(replica, "used").set_function(lambda: engine.num_blocks_used)
-    metrics.kv_blocks.labels(replica, "free").set_function(
-        lambda: engine.num_blocks - engine.num_blocks_used
-    )
-    metrics.kv_utilization.labels(replica).set_function(
-        lambda: engine.num_blocks_used / max(1, engine.num_blocks)
-    )
+    metrics.steps_in_flight.labels(replica).set_function(lambda: engine.stats().num_steps_in_flight)
+    metrics.kv_blocks.labels(replica, "used").set_function(lambda: engine.stats().num_blocks_used)
+    metrics.kv_blocks.labels(replica, "free").set_function(lambda: _num_blocks_free(engine))
+    metrics.kv_utilization.labels(replica).set_function(lambda: _kv_utilization(engine))
     metrics.replica_serving.labels(replica).set_function(lambda: engine.is_serving)
     # Known from the start, so that their rates are.
     metrics.replica_requests.labels(replica)
     metrics.handovers.labels(replica)
+
+
+def _num_blocks_free(engine: Engine) -> int:
+    stats = engine.stats()
+    return stats.num_blocks - stats.num_blocks_used
+
+
+def _kv_utilization(engine: Engine) -> float:
+    stats = engine.stats()
+    return stats.num_blocks_used / max(1, stats.num_blocks)

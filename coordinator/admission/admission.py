@@ -1,19 +1,19 @@
-"""Owns the way of a request into the line: counted, validated, tokenized; and out of it again.
+"""Admits requests: quotas, validation, tokenization, queueing, and cancellation when a call ends.
 
-Every API comes through here, so that they mean the same thing. A request that cannot be served is
-refused with one typed error before it costs anybody else anything. What becomes of its prompts is
-in `choices.py`.
+All APIs use it, so that a request means the same at each. A request that cannot be served is
+rejected with one typed error before it affects others.
 """
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from coordinator.admission.sequence_factory import RequestOrigin, TokenizedRequest, make_generations
+from coordinator.admission.sequence_factory import RequestOrigin, TokenizedRequest, make_choices
 from coordinator.engine.request_router import RequestRouter
-from coordinator.output.choice_stream import Generation
+from coordinator.output.choice_stream import ChoiceStream
+from coordinator.output.output_processor import OutputProcessor
 from coordinator.output.output_stream import OutputStream
 from coordinator.requests.grammar_compiler import compile_grammar
 from coordinator.requests.prompt_tokenization import token_ids
@@ -43,21 +43,22 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Admitted:
-    """What it takes to end a request from outside its call."""
+    """What is needed to end a request from outside its call."""
 
-    # The tenant's name and the id that the client gave.
+    # The tenant's name and the client's request id.
     key: tuple[str, str]
     output: OutputStream
-    generations: tuple[Generation, ...]
+    sequence_ids: tuple[int, ...]
 
 
 class Admission:
-    """Lets requests in, one call of `generate` each."""
+    """Admits each request with one call of `generate`."""
 
     def __init__(
         self,
         model: asyncio.Future[ServedModel],
         router: RequestRouter,
+        outputs: OutputProcessor,
         max_model_len: int | None,
         max_waiting: int,
         metrics: CoordinatorMetrics,
@@ -65,6 +66,7 @@ class Admission:
         """`model` may still be loading: requests wait for it, at most `max_waiting` of them."""
         self._loading = model
         self._router = router
+        self._outputs = outputs
         self._max_model_len = max_model_len
         self.max_prompts = max_waiting
         self._num_early = 0
@@ -83,14 +85,14 @@ class Admission:
         timeout_seconds: float | None = None,
         is_late: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[OutputStream]:
-        """The output of an admitted request; what is unfinished at the end is cancelled.
+        """The output of an admitted request; its unfinished choices are cancelled at the end.
 
         `api`, `grpc` or `http`, labels the metrics. `timeout_seconds` is how long the client waits
-        for the whole answer, None for ever. `is_late` states at the end whether the request's
-        deadline has passed.
+        for the whole answer, None without a limit. `is_late` returns at the end whether the
+        request's deadline has passed.
 
-        Raises what `check_request` says, `EmptyPromptError`, `PromptTooLongError`,
-        `QueueFullError`, what `Quotas.admit` does, and why nothing is served if that is so.
+        Raises the errors of `check_request` and `Quotas.admit`, `EmptyPromptError`,
+        `PromptTooLongError`, `QueueFullError`, and the cause if nothing is served.
         """
         arrival = self._router.clock()
         admitted: _Admitted | None = None
@@ -109,49 +111,70 @@ class Admission:
             raise
 
     async def _admit(self, request: GenerationRequest, origin: RequestOrigin) -> _Admitted:
-        """Puts the request in line."""
+        """Validates, tokenizes, checks lengths and enqueues: each once, in this order."""
         model = await self.model()
         check_request(request, model.name, model.config.vocab_size, self.max_prompts)
         has_eos = bool(model.config.eos_token_ids)
         grammar = await compile_grammar(request.structured_output, has_eos=has_eos)
-        tokenized = await self._tokenize(request, model, grammar)
-        output, generations = make_generations(tokenized, model, origin, self._sequence_ids)
-        self._router.submit(generations)
-        num_tokens = [len(prompt) for prompt in tokenized.prompts]
+        longest = self.max_model_len(model)
+        prompts = tuple([await token_ids(prompt, model, longest - 1) for prompt in request.prompts])
+        tokenized = TokenizedRequest(
+            request, prompts, _check_lengths(request, prompts, longest), grammar
+        )
+        output, choices = make_choices(tokenized, model, origin, self._sequence_ids)
+        self._enqueue(choices, needs_steps=tokenized.needs_steps)
+        num_tokens = [len(prompt) for prompt in prompts]
         origin.account.charge(sum(num_tokens))
         key = (origin.tenant, request.request_id)
-        admitted = _Admitted(key, output, tuple(generations))
+        admitted = _Admitted(key, output, tuple(choice.sequence_id for choice in choices))
         self._admitted.setdefault(key, []).append(admitted)
         log = _log.bind(request_id=request.request_id, tenant=origin.tenant)
         log.info("request_admitted", num_prompt_tokens=num_tokens)
         return admitted
 
+    def _enqueue(self, choices: Sequence[ChoiceStream], *, needs_steps: bool) -> None:
+        """Enqueues all choices, or finishes them if they need no step."""
+        requests = [choice.request for choice in choices]
+        self._router.check_accepts(requests if needs_steps else [])
+        self._outputs.add(choices)
+        self._metrics.prompt_tokens.inc(sum(len(each.prompt_ids) for each in requests))
+        if needs_steps:
+            self._router.enqueue(requests)
+            return
+        for request in requests:
+            self._outputs.finish(request.sequence_id, self._router.clock())
+
     def _end(self, admitted: _Admitted, is_late: bool) -> None:
-        """Cancels what is unfinished."""
+        """Cancels the unfinished choices."""
         others = [other for other in self._admitted[admitted.key] if other is not admitted]
         if others:
             self._admitted[admitted.key] = others
         else:
             del self._admitted[admitted.key]
         error = DeadlineExceededError if is_late else RequestCancelledError
-        num_unfinished = self._router.cancel(admitted.generations, error.code)
+        num_unfinished = self._cancel(admitted, error.code)
         tenant, request_id = admitted.key
         log = _log.bind(request_id=request_id, tenant=tenant)
         log.info("request_ended", num_unfinished=num_unfinished)
 
     def cancel(self, request_id: str, tenant: Tenant = ANONYMOUS) -> int:
-        """Ends a tenant's requests of that id, with `RequestCancelledError`; how many there were.
+        """Ends a tenant's requests with that id; returns their number.
 
-        Ids are the clients': several requests may have the same.
+        Clients choose ids, so several requests may have the same. They get `RequestCancelledError`.
         """
         admitted = self._admitted.get((tenant.name, request_id), ())
         for request in admitted:
             request.output.fail(RequestCancelledError())
-            self._router.cancel(request.generations)
+            self._cancel(request, RequestCancelledError.code)
         return len(admitted)
 
+    def _cancel(self, admitted: _Admitted, code: str) -> int:
+        """Drops the unfinished choices from outputs and engines; returns their number."""
+        self._router.cancel(admitted.sequence_ids)
+        return self._outputs.cancel(admitted.sequence_ids, code)
+
     def max_model_len(self, model: ServedModel) -> int:
-        """The longest prompt and answer together: the replica's, once there was one."""
+        """Tokens of the longest prompt and answer together; the replica's once it has served."""
         limits = self._router.limits
         most = self._max_model_len or model.config.max_position_embeddings
         return limits.max_model_len if limits is not None else most
@@ -166,21 +189,24 @@ class Admission:
         finally:
             self._num_early -= 1
 
-    async def _tokenize(
-        self, request: GenerationRequest, model: ServedModel, grammar: str
-    ) -> TokenizedRequest:
-        longest = self.max_model_len(model)
-        prompts = tuple([await token_ids(prompt, model, longest - 1) for prompt in request.prompts])
-        for index, prompt in enumerate(prompts):
-            if not prompt:
-                raise EmptyPromptError(index=index)
-            if len(prompt) >= longest:
-                raise PromptTooLongError(num_tokens=len(prompt), max_tokens=longest - 1)
-        rooms = [longest - len(prompt) for prompt in prompts]
-        asked = request.max_tokens
-        max_tokens = tuple(room if asked is None else min(asked, room) for room in rooms)
-        sampling = request.sampling
-        check_num_logprobs(sampling.num_logprobs, sum(max_tokens) * request.num_choices)
-        check_num_prompt_logprobs(sampling.num_prompt_logprobs, sum(map(len, prompts)))
-        check_min_tokens(request.min_tokens, min(max_tokens))
-        return TokenizedRequest(request, prompts, max_tokens, grammar)
+
+def _check_lengths(
+    request: GenerationRequest, prompts: Sequence[Sequence[int]], longest: int
+) -> tuple[int, ...]:
+    """The most tokens that each prompt may generate; `longest` bounds prompt and answer together.
+
+    Raises `EmptyPromptError`, `PromptTooLongError` and `InvalidRequestError`.
+    """
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise EmptyPromptError(index=index)
+        if len(prompt) >= longest:
+            raise PromptTooLongError(num_tokens=len(prompt), max_tokens=longest - 1)
+    rooms = [longest - len(prompt) for prompt in prompts]
+    asked = request.max_tokens
+    max_tokens = tuple(room if asked is None else min(asked, room) for room in rooms)
+    sampling = request.sampling
+    check_num_logprobs(sampling.num_logprobs, sum(max_tokens) * request.num_choices)
+    check_num_prompt_logprobs(sampling.num_prompt_logprobs, sum(map(len, prompts)))
+    check_min_tokens(request.min_tokens, min(max_tokens))
+    return max_tokens

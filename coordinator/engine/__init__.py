@@ -1,1 +1,1 @@
-"""Requests while they run: routing, the step loop, recovery."""
+"""Runs requests: routing, the step loop, recovery. Reports outputs and processes none."""

@@ -1,11 +1,12 @@
-"""Owns the beat of a replica: results in, decisions by the scheduler, steps out; woken by events.
+"""Drives one scheduler over the streams of one epoch: results in, steps out.
 
-It knows neither clients nor workers, so that the canary and the requests run through the same loop.
+The caller repeats `take_results`, `schedule` and `send`, `wait`. The loop knows neither clients nor
+workers, so that the canary and the requests run through the same code.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from coordinator.stage_client.epoch_streams import EpochStreams
 from runtime.protocol.step import Step
@@ -14,81 +15,73 @@ from scheduler import Activity, Scheduler, ScoreEvent, TokenEvent, Watchdog
 Clock = Callable[[], float]
 
 
-class StepListener(Protocol):
-    """Whoever wants to know what the loop does; it is called in the loop and must not wait."""
+class StepEvents(NamedTuple):
+    """What one step's result means for its sequences, at `now` in the clock's seconds."""
 
-    def on_step(self, step: Step, now: float) -> None:
-        """`step` is about to be sent."""
-
-    def on_scored(self, event: ScoreEvent) -> None:
-        """Tokens of a sequence's prompt have log-probabilities."""
-
-    def on_token(self, event: TokenEvent, now: float) -> None:
-        """A sequence has one more token."""
+    now: float
+    scored: tuple[ScoreEvent, ...]
+    tokens: tuple[TokenEvent, ...]
 
 
 class StepLoop:
-    """Drives one scheduler over the streams of one epoch."""
+    """The parts of one iteration; `run_until_idle` puts them together for a single caller."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         streams: EpochStreams,
         wake: asyncio.Event,
-        listener: StepListener,
         watchdog: Watchdog,
         clock: Clock,
     ) -> None:
-        """`wake` is set by the streams and by whoever changes the scheduler's work."""
+        """`wake` is set by the streams and by every change of the scheduler's work."""
         self._scheduler = scheduler
         self._streams = streams
         self._wake = wake
-        self._listener = listener
         self._watchdog = watchdog
         self._clock = clock
 
-    async def run(self) -> None:
-        """Never returns; raises how the epoch ends when the watchdog finds that nothing moves."""
+    async def run_until_idle(self) -> list[TokenEvent]:
+        """Runs all work of the scheduler; returns the tokens, once every step has come back."""
+        tokens: list[TokenEvent] = []
         while True:
-            await self._turn()
-            await self._wait()
+            for events in self.take_results():
+                tokens += events.tokens
+            while (step := self.schedule(self._clock())) is not None:
+                await self.send(step)
+            if not self._scheduler.has_work:
+                return tokens
+            await self.wait()
 
-    async def run_until_idle(self) -> None:
-        """Returns when the scheduler has no work and every step has come back."""
-        await self._turn()
-        while self._scheduler.has_work:
-            await self._wait()
-            await self._turn()
+    def take_results(self) -> Iterator[StepEvents]:
+        """Applies the results that have arrived, oldest first, each when it is iterated.
 
-    async def _turn(self) -> None:
+        Stage timings come first, so that the policy knows them when it learns of the step's end.
+        """
         self._wake.clear()
-        self._apply_results()
-        await self._send_steps()
-
-    def _apply_results(self) -> None:
-        """What stages have measured first: the policy then knows of a step when it is over."""
         for record in self._streams.take_records():
             self._scheduler.observe(record)
         for result in self._streams.take_results():
             now = self._clock()
             self._watchdog.moved(now)
-            for scored in self._scheduler.score(result.step, result.scored):
-                self._listener.on_scored(scored)
-            for event in self._scheduler.update(result.step, result.sampled, now):
-                self._listener.on_token(event, now)
+            scored = self._scheduler.score(result.step, result.scored)
+            yield StepEvents(now, scored, self._scheduler.update(result.step, result.sampled, now))
 
-    async def _send_steps(self) -> None:
-        while self._streams.can_send:
-            now = self._clock()
-            step = self._scheduler.schedule(now)
-            if step is None:
-                return
-            if self._scheduler.num_steps_in_flight == 1:
-                self._watchdog.moved(now)
-            self._listener.on_step(step, now)
-            await self._streams.send(step)
+    def schedule(self, now: float) -> Step | None:
+        """Makes a step, which must be sent; None if stage 0 takes none or there is no work."""
+        if not self._streams.can_send:
+            return None
+        step = self._scheduler.schedule(now)
+        if step is not None and self._scheduler.num_steps_in_flight == 1:
+            self._watchdog.moved(now)
+        return step
 
-    async def _wait(self) -> None:
+    async def send(self, step: Step) -> None:
+        """Sends a step that `schedule` made."""
+        await self._streams.send(step)
+
+    async def wait(self) -> None:
+        """Waits for results, credits or work; raises the watchdog's alarm as the epoch's end."""
         activity = self._activity()
         left = self._watchdog.seconds_left(activity, self._clock())
         try:

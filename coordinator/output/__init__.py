@@ -1,1 +1,1 @@
-"""From sampled tokens to the text that a client reads."""
+"""Turns sampled tokens into the text that a client reads."""

@@ -1,7 +1,8 @@
-"""Owns one choice's way through the engine: its text, its timings and what its client is told."""
+"""Turns one choice's tokens into the text, usage and timings that its client receives."""
 
+from coordinator.output.detokenizer import Detokenizer
 from coordinator.output.output_stream import OutputStream, top_pairs
-from coordinator.output.output_text import OutputText
+from coordinator.output.stop_strings import StopStrings
 from coordinator.security.rate_limits import Account
 from runtime.errors import StagemeshError
 from runtime.protocol.inference_types import (
@@ -15,10 +16,35 @@ from runtime.protocol.step import SampledToken, ScoredToken
 from scheduler import SequenceRequest
 
 
-class Generation:
-    """One choice of a prompt that was admitted; lives until it is finished, failed or cancelled.
+class OutputText:
+    """Detokenizes, and searches stop strings from the token number `min_tokens` on."""
 
-    The scheduler holds the truth about its tokens; this holds what the client sees of them.
+    def __init__(self, detokenizer: Detokenizer, stops: StopStrings, min_tokens: int) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop string was found, which completes the text."""
+        return self._stops.has_stopped
+
+    def push(self, token_id: int) -> str:
+        """Adds a token; returns the text that it makes certain."""
+        self._num_tokens += 1
+        text = self._detokenizer.push(token_id)
+        return self._stops.push(text) if self._num_tokens >= self._min_tokens else text
+
+    def finish(self) -> str:
+        """Returns the text that was held back."""
+        return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+
+
+class ChoiceStream:
+    """One choice of an admitted prompt, until it is finished, failed or cancelled.
+
+    The scheduler has its tokens; this has what the client sees of them.
     """
 
     def __init__(
@@ -30,10 +56,10 @@ class Generation:
         account: Account,
         api: str,
     ) -> None:
-        """`number` is the choice's in `output`; `account` pays for its tokens."""
+        """`number` counts the choices of `output`; `account` is charged for generated tokens."""
         self.request = request
         self.api = api
-        # When its latest token came, in the clock's seconds.
+        # When the latest token arrived, in the clock's seconds.
         self.last_token: float | None = None
         self._number = number
         self._text = text
@@ -49,16 +75,11 @@ class Generation:
 
     @property
     def sequence_id(self) -> int:
-        """The name under which the scheduler knows it."""
+        """The id of its sequence in the engine."""
         return self.request.sequence_id
 
-    @property
-    def is_computed(self) -> bool:
-        """Whether it needs any step: tokens are wanted, or the prompt's log-probabilities."""
-        return self.request.max_tokens > 0 or self._scores_prompt
-
     def started(self, now: float, num_cached_tokens: int = 0) -> None:
-        """A step carries its prompt, but for what is cached; only the first call counts."""
+        """Notes the first step with its prompt; later calls, after a preemption, have no effect."""
         if self._started is not None:
             return
         self._started = now
@@ -68,7 +89,7 @@ class Generation:
             self._output.push_prompt(self._number, (first,))
 
     def push_prompt(self, tokens: tuple[ScoredToken, ...]) -> None:
-        """Delivers the prompt's tokens that were not told before a preemption or a recovery."""
+        """Delivers the prompt's tokens that were not delivered before a preemption or recovery."""
         fresh = tuple(
             PromptToken(token.token_id, token.logprob, top_pairs(token))
             for token in tokens
@@ -81,13 +102,13 @@ class Generation:
     def push(self, token: SampledToken, reason: FinishReason | None, now: float) -> Finish | None:
         """Delivers one generated token, and the end with it.
 
-        It ends when `reason` is set, or here, when its text comes to a stop string. Where only the
-        prompt was wanted, the one token that the scheduler makes all the same is left out.
+        It ends when `reason` is set, or when its text reaches a stop string. The token of a choice
+        that only scores its prompt is discarded.
         """
         if self._first_token is None:
             self._first_token = now
         self.last_token = now
-        if self.request.max_tokens == 0:
+        if self.request.is_score_only:
             return self.finish(FinishReason.LENGTH, now)
         self._num_tokens += 1
         self._account.charge(1)
@@ -100,7 +121,7 @@ class Generation:
         return None if reason is None else self.finish(reason, now)
 
     def finish(self, reason: FinishReason, now: float) -> Finish:
-        """Ends the choice's output with the text that was held back, usage and timings."""
+        """Ends the choice with the text that was held back, its usage and timings."""
         text = self._text.finish()
         if self._text.has_stopped:
             reason = FinishReason.STOP
@@ -111,7 +132,7 @@ class Generation:
         return finish
 
     def fail(self, error: StagemeshError) -> None:
-        """Ends the request that this choice belongs to."""
+        """Ends the whole request that this choice belongs to."""
         self._output.fail(error)
 
     def _timings(self, now: float) -> Timings:

@@ -12,23 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from coordinator.engine.step_loop import StepListener, StepLoop
+from coordinator.engine.step_loop import StepLoop
 from coordinator.membership.assignment import Assignment, CanaryReference
 from coordinator.stage_client.stage_client import ProgressFn, StageClient
 from runtime.checkpoints.model_store import cache_folder
 from runtime.errors import CanaryMismatchError
 from runtime.host.logs import get_logger
-from runtime.protocol.step import SampledToken, SlotSampling, Step
+from runtime.protocol.step import SampledToken, SlotSampling
 from scheduler import (
     FixedPolicy,
     Scheduler,
     SchedulerLimits,
-    ScoreEvent,
     SequenceRequest,
-    TokenEvent,
 )
 
-LoopMaker = Callable[[Scheduler, StepListener], StepLoop]
+LoopMaker = Callable[[Scheduler], StepLoop]
 
 _NUM_TOKENS: Final = 16
 _NUM_LOGPROBS: Final = 64
@@ -82,26 +80,8 @@ async def run_canary(
         arrival=0.0,
     )
     scheduler.add(request)
-    listener = _CanaryListener()
-    await make_loop(scheduler, listener).run_until_idle()
-    check_canary(reference, listener.tokens[0], dtype)
-
-
-class _CanaryListener:
-    """Collects the one token that the canary samples."""
-
-    def __init__(self) -> None:
-        self.tokens: list[SampledToken] = []
-
-    def on_step(self, step: Step, now: float) -> None:
-        """Does nothing."""
-
-    def on_scored(self, event: ScoreEvent) -> None:
-        """Does nothing: the prompt is not scored."""
-
-    def on_token(self, event: TokenEvent, now: float) -> None:
-        """Stores the token with its log-probabilities."""
-        self.tokens.append(event.token)
+    tokens = await make_loop(scheduler).run_until_idle()
+    check_canary(reference, tokens[0].token, dtype)
 
 
 def canary_prompt(vocab_size: int, max_model_len: int) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ class SequenceRequest:
     `prompt_ids` is not empty, `max_tokens` is at least 1 and `sequence_id` is unique among the
     unfinished. A token in `stop_ids` ends the sequence and is still reported. Only sequences of
     one `cache_salt` share cached blocks; one that does not read the cache (because it needs
-    an output at each position) has all positions computed.
+    an output at each position) has all positions computed. `is_score_only` requests only the
+    prompt's log-probabilities: `max_tokens` is 1, and the token is discarded.
 
     The lowest `priority` number is served first, then the tenant with the smallest share, then the
     earliest deadline. Targets are seconds to the first token and from token to token, None for
@@ -38,6 +39,7 @@ class SequenceRequest:
     arrival: float
     cache_salt: str = ""
     reads_prefix_cache: bool = True
+    is_score_only: bool = False
     priority: int = 0
     tenant: str = ""
     ttft_target_seconds: float | None = None

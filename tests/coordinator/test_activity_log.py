@@ -10,13 +10,13 @@ from structlog.testing import capture_logs
 from coordinator import activity_log
 from coordinator.activity_log import Totals, log_summary
 from coordinator.coordinator import Coordinator
+from coordinator.engine.outputs import EngineStats
 from tests.coordinator.toy_mesh import collect, token_request, toy_mesh
 
 
 def idle_coordinator(num_requests: int = 0) -> Coordinator:
-    router = SimpleNamespace(
-        num_requests=num_requests, num_running=num_requests, num_waiting=0, engines=()
-    )
+    stats = EngineStats(num_requests=num_requests, num_running=num_requests)
+    router = SimpleNamespace(stats=lambda: stats)
     return cast("Coordinator", SimpleNamespace(router=router, replicas=()))
 
 

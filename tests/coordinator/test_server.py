@@ -199,6 +199,6 @@ async def test_refused_requests_leave_no_traceback_behind(toy_folder: Path) -> N
     depths = []
     for _ in range(3):
         with pytest.raises(ShuttingDownError):
-            router.submit([])
+            router.check_accepts([])
         depths.append(len(traceback.extract_tb(error.__traceback__)))
     assert depths[0] == depths[2]

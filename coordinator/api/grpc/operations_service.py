@@ -77,6 +77,7 @@ def find_workers(target: str, membership: Membership) -> list[WorkerRecord]:
 def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
     """The state at this moment."""
     router = coordinator.router
+    stats = router.stats()
     replicas = {replica.number: replica for replica in coordinator.replicas}
     return mesh_pb2.GetStateResponse(
         build=BUILD,
@@ -84,8 +85,8 @@ def snapshot(coordinator: Coordinator) -> mesh_pb2.GetStateResponse:
         model=served_name(coordinator.options.model),
         ready=coordinator.is_ready,
         phase=coordinator.phase,
-        num_running=router.num_running,
-        num_waiting=router.num_waiting,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
         replicas=[_replica_state(replica) for replica in coordinator.replicas],
         workers=[
             _worker_info(worker, None if worker.replica is None else replicas[worker.replica])
@@ -118,24 +119,24 @@ def _recoveries(telemetry: ReplicaTelemetry) -> list[mesh_pb2.Recovery]:
 
 
 def _replica_state(replica: Replica) -> mesh_pb2.ReplicaState:
-    engine, limits = replica.engine, replica.engine.limits
+    stats, limits = replica.engine.stats(), replica.engine.limits
     return mesh_pb2.ReplicaState(
         replica=replica.number,
         epoch=replica.epoch.to_proto(),
-        num_kv_blocks=engine.num_blocks,
-        num_kv_blocks_used=engine.num_blocks_used,
+        num_kv_blocks=stats.num_blocks,
+        num_kv_blocks_used=stats.num_blocks_used,
         block_size=limits.block_size if limits else 0,
-        num_slots_used=engine.num_slots_used,
+        num_slots_used=stats.num_slots_used,
         max_sequences=limits.max_sequences if limits else 0,
-        num_steps_in_flight=engine.num_steps_in_flight,
+        num_steps_in_flight=stats.num_steps_in_flight,
         num_steps=replica.telemetry.totals[-1].num_steps,
         stages=_stage_states(replica),
-        num_prompt_tokens=engine.num_prompt_tokens,
-        num_generated_tokens=engine.num_generated_tokens,
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_generated_tokens=stats.num_generated_tokens,
         phase=replica.describe(),
         serving=replica.is_serving,
-        num_waiting=engine.num_waiting,
-        scheduler=scheduler_state(engine.policy_snapshot),
+        num_waiting=stats.num_waiting,
+        scheduler=scheduler_state(replica.engine.policy_snapshot),
     )
 
 

@@ -136,7 +136,7 @@ class UtilityRoutes:
     async def metrics(self, request: Request) -> Response:
         """The metrics in Prometheus' text format, or in OpenMetrics if `accept` requests it."""
         for engine in self._coordinator.router.engines:
-            engine.observe_scheduler()
+            engine.update_metrics()
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         body = encode(self._coordinator.metrics.registry)
         return Response(body, headers={"content-type": content_type})

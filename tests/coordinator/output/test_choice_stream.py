@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from coordinator.output.choice_stream import OutputText
 from coordinator.output.detokenizer import Detokenizer
-from coordinator.output.output_text import OutputText
 from coordinator.output.stop_strings import StopStrings
 from coordinator.tokenization.tokenizer import Tokenizer
 from runtime.model_config.model_config import load_model_config
