@@ -28,15 +28,15 @@ from runtime.protocol.step import SequenceChunk, Step
 from runtime.protocol.step_codec import step_to_header
 from runtime.rpc import channels
 from stage_worker.device.device_thread import DeviceThread
-from stage_worker.epoch.epoch_plan import EpochPlan
+from stage_worker.epoch.epoch_plan import RankEpochPlan
 from stage_worker.epoch.epoch_session import EpochSession
 from stage_worker.execution.stage_spec import StageOutput
 from stage_worker.transport.frame_assembly import ReceivePlan
 from stage_worker.transport.frame_codec import ForwardContext, add_forward_handler
-from stage_worker.transport.stage_sender import LinkPlan, NextStage
+from stage_worker.transport.stage_sender import LinkPlan, StageSender
 
 if TYPE_CHECKING:
-    from stage_worker.execution.stage_runner import Stage
+    from stage_worker.execution.stage_runner import StageRunner
 
 SIZES_BYTES = (0, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)
 _HIDDEN_SIZE = 1024
@@ -92,7 +92,7 @@ class _Arrivals:
 class _Hop:
     """The sending side."""
 
-    def __init__(self, next_stage: NextStage, arrivals: _Arrivals) -> None:
+    def __init__(self, next_stage: StageSender, arrivals: _Arrivals) -> None:
         self._next_stage = next_stage
         self._arrivals = arrivals
         self._num_steps = 0
@@ -159,7 +159,7 @@ async def _measure(
     address: str, connection: Connection, num_alone: int, streamed_bytes: int
 ) -> None:
     plan = LinkPlan(_EPOCH, 0, address, _WINDOW, stage_pb2.DTYPE_FLOAT32, (0, _HIDDEN_SIZE))
-    async with NextStage(plan) as next_stage, asyncio.TaskGroup() as tasks:
+    async with StageSender(plan) as next_stage, asyncio.TaskGroup() as tasks:
         credits = tasks.create_task(next_stage.read_credits())
         hop = _Hop(next_stage, _Arrivals(connection))
         for size_bytes in SIZES_BYTES:
@@ -218,8 +218,8 @@ async def _serve(connection: Connection) -> None:
         hidden_interval=(0, _HIDDEN_SIZE),
     )
     with closing(DeviceThread(1)) as thread:
-        stage = cast("Stage", _Sink(connection))
-        session = EpochSession(EpochPlan(receive), stage, thread)
+        stage = cast("StageRunner", _Sink(connection))
+        session = EpochSession(RankEpochPlan(receive), stage, thread)
         server = channels.make_server()
         add_forward_handler(server, _forward_to(session))
         connection.send(await channels.bind(server, "127.0.0.1:0"))

@@ -27,15 +27,14 @@ from runtime.protocol.device_codec import usage_to_proto
 from runtime.rpc import channels, peer_authorization
 from runtime.rpc.call_metrics import count_calls
 from runtime.rpc.tls import DialPolicy, MeshTls, check_mesh_address
-from stage_worker.collectives.shared_file import sweep
+from stage_worker.collectives.shared_file import remove_stale_files
 from stage_worker.device.device_info import device_uuid
 from stage_worker.device.device_thread import DeviceThread
-from stage_worker.execution.simulated_stage import PACED, StepTimeModel
+from stage_worker.execution.simulated_stage import SIMULATED_DEVICE, StepTimeModel
 from stage_worker.loading.loading import WorkerDevice, check_model_path
-from stage_worker.mesh.health import WorkerHealth
 from stage_worker.mesh.hello import HelloFactory
-from stage_worker.mesh.mesh_client import LeaveRequest, stay_joined
-from stage_worker.service import StageService
+from stage_worker.mesh.mesh_client import LeaveRequest, maintain_membership
+from stage_worker.service import StageService, WorkerHealth
 from stage_worker.worker import Worker
 from stage_worker.worker_metrics import count_activity, expose, expose_device
 
@@ -94,7 +93,7 @@ def run_worker(options: WorkerOptions) -> None:
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     """The worker's life on the running event loop, until `stop` is set or it is refused."""
     await _check_options(options)
-    sweep()
+    remove_stale_files()
     device = _make_device(options)
     worker_id = str(uuid.uuid4())
     metrics = WorkerMetrics(CollectorRegistry())
@@ -175,7 +174,9 @@ async def _stay_until_told(
     departure = LeaveRequest(asyncio.Event(), grace_seconds)
     async with asyncio.TaskGroup() as tasks:
         member = tasks.create_task(
-            stay_joined(me.coordinator, me.hello, health.set_joined, departure, make_heartbeat, tls)
+            maintain_membership(
+                me.coordinator, me.hello, health.set_joined, departure, make_heartbeat, tls
+            )
         )
         stopping = tasks.create_task(stop.wait())
         await asyncio.wait((member, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -187,7 +188,7 @@ async def _stay_until_told(
 
 
 def _make_device(options: WorkerOptions) -> WorkerDevice:
-    kind = PACED if options.pace else _choose_device(options.device)
+    kind = SIMULATED_DEVICE if options.pace else _choose_device(options.device)
     return WorkerDevice(
         kind, options.num_threads, options.model_path, options.pace, options.device_sharers
     )

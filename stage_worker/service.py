@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos import stage_pb2, stage_pb2_grpc
 from runtime.rpc.peer_authorization import check_caller
@@ -17,6 +18,11 @@ from runtime.rpc.tls import Role
 from stage_worker.device.progress import with_progress
 from stage_worker.transport.frame_codec import ForwardContext, add_forward_handler
 from stage_worker.worker import Worker
+
+# Serving while the worker is in a mesh; the empty name says: alive.
+STAGE_SERVICE = stage_pb2.DESCRIPTOR.services_by_name["Stage"].full_name
+
+_STATUSES = health_pb2.HealthCheckResponse
 
 
 class StageService(stage_pb2_grpc.StageServicer):
@@ -61,7 +67,7 @@ class StageService(stage_pb2_grpc.StageServicer):
             await context.write(stage_pb2.RecordCanaryProgress(done_layers=done, num_layers=total))
 
         ids, logprobs = await with_progress(
-            lambda progress: self._worker.record_canary(request, progress), send
+            lambda progress: self._worker.reference_logprobs(request, progress), send
         )
         await context.write(stage_pb2.RecordCanaryProgress(top_ids=ids, top_logprobs=logprobs))
 
@@ -97,3 +103,22 @@ class StageService(stage_pb2_grpc.StageServicer):
         """Answers when the weights are dropped."""
         await self._worker.unload()
         return stage_pb2.UnloadResponse()
+
+
+class WorkerHealth:
+    """The health service of one worker, which starts outside of any mesh."""
+
+    def __init__(self) -> None:
+        self.is_joined = False
+        self._servicer = health.aio.HealthServicer()
+
+    async def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve it on `server`."""
+        await self.set_joined(False)
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def set_joined(self, is_joined: bool) -> None:
+        """The worker came into a mesh, or is out of it."""
+        self.is_joined = is_joined
+        status = _STATUSES.SERVING if is_joined else _STATUSES.NOT_SERVING
+        await self._servicer.set(STAGE_SERVICE, status)

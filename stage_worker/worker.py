@@ -20,23 +20,23 @@ from runtime.errors import (
 )
 from runtime.protocol.result_codec import activity_to_proto
 from runtime.rpc.tls import DialPolicy
-from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.collectives.group import SINGLE_RANK, RankGroup
 from stage_worker.device.device_info import peak_rss_bytes, rss_bytes
 from stage_worker.device.device_thread import DeviceThread
 from stage_worker.device.progress import ProgressFn
 from stage_worker.epoch.epoch_plan import check_limits, make_epoch_plan, open_stage
 from stage_worker.epoch.epoch_session import EpochSession
-from stage_worker.epoch.step_timing import CountFn, count_nothing
+from stage_worker.epoch.step_timing import ActivityListener, ignore_activity
 from stage_worker.loading.loading import (
-    LoadedPart,
+    LoadedStage,
     WorkerDevice,
-    compute_canary,
-    find_part,
-    is_same_part,
-    load_part,
+    compute_reference_logprobs,
+    is_same_work,
+    load_stage,
+    resolve_assignment,
 )
 from stage_worker.transport.frame_codec import epoch_name
-from stage_worker.transport.result_stream import ResultsLog
+from stage_worker.transport.result_stream import ResultStream
 
 # What a device that waits in a collective is given beyond the collective's own timeout.
 _STUCK_SECONDS = 5.0
@@ -55,7 +55,7 @@ class Worker:
         thread: DeviceThread,
         tasks: asyncio.TaskGroup,
         dial_policy: DialPolicy = _ON_LOOPBACK,
-        count: CountFn = count_nothing,
+        count: ActivityListener = ignore_activity,
     ) -> None:
         """Links go as far as `dial_policy`; `count` is told what steps take, as they take it."""
         self.worker_id = worker_id
@@ -66,13 +66,13 @@ class Worker:
         self._tasks = tasks
         self._changing = asyncio.Lock()
         self._is_loading = False
-        self._loaded: LoadedPart | None = None
+        self._loaded: LoadedStage | None = None
         self._session: EpochSession | None = None
         self._session_task: asyncio.Task[None] | None = None
-        self._group: RankGroup = SOLO
+        self._group: RankGroup = SINGLE_RANK
         self._watch: asyncio.Task[None] | None = None
         # Outlives its session, so that a reader that comes late still learns why it failed.
-        self._results: ResultsLog | None = None
+        self._results: ResultStream | None = None
 
     async def load(
         self, assignment: stage_pb2.Assignment, progress: ProgressFn
@@ -96,23 +96,25 @@ class Worker:
             weights_fingerprint=self._loaded.fingerprint,
         )
 
-    async def _load(self, assignment: stage_pb2.Assignment, progress: ProgressFn) -> LoadedPart:
-        if self._loaded is not None and is_same_part(self._loaded.assignment, assignment):
+    async def _load(self, assignment: stage_pb2.Assignment, progress: ProgressFn) -> LoadedStage:
+        if self._loaded is not None and is_same_work(self._loaded.assignment, assignment):
             await self._end_session()
             return replace(self._loaded, assignment=assignment, load_seconds=0.0)
-        found = await asyncio.to_thread(find_part, assignment, self._device, progress)
+        found = await asyncio.to_thread(resolve_assignment, assignment, self._device, progress)
         await self._drop()
-        return await self._thread.run(partial(load_part, found, self._device, progress))
+        return await self._thread.run(partial(load_stage, found, self._device, progress))
 
     def held(self) -> stage_pb2.Assignment | None:
         """The part whose weights are loaded, if any."""
         return None if self._loaded is None or self._is_loading else self._loaded.assignment
 
-    async def record_canary(
+    async def reference_logprobs(
         self, request: stage_pb2.RecordCanaryRequest, progress: ProgressFn
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Token ids and log-probabilities, most likely first, of the model in one piece."""
-        return await self._thread.run(partial(compute_canary, request, self._device, progress))
+        return await self._thread.run(
+            partial(compute_reference_logprobs, request, self._device, progress)
+        )
 
     async def open_epoch(self, request: stage_pb2.OpenEpochRequest) -> None:
         """End the running epoch and start another, with the next stage connected."""
@@ -136,7 +138,7 @@ class Worker:
             raise EpochEndedError(cause="no_epoch", detail="this worker has no open epoch")
         return self._session
 
-    def results(self, epoch: stage_pb2.EpochId) -> ResultsLog:
+    def results(self, epoch: stage_pb2.EpochId) -> ResultStream:
         """The results of `epoch`, which is the running or the latest one."""
         if self._results is None or self._results.epoch != epoch:
             raise StaleEpochError(expected=self._latest_epoch(), actual=epoch_name(epoch))
@@ -209,7 +211,7 @@ class Worker:
             self._session_task.cancel()
             await asyncio.wait((self._session_task,))
             self._session_task = None
-        group, self._group = self._group, SOLO
+        group, self._group = self._group, SINGLE_RANK
         if group.size > 1:
             await self._thread.run(group.close)
 
@@ -225,7 +227,7 @@ class Worker:
     def _latest_epoch(self) -> str:
         return "none" if self._results is None else epoch_name(self._results.epoch)
 
-    def _check_epoch(self, request: stage_pb2.OpenEpochRequest) -> LoadedPart:
+    def _check_epoch(self, request: stage_pb2.OpenEpochRequest) -> LoadedStage:
         """Refuse what does not fit the loaded part, or is older than the latest epoch."""
         if self._loaded is None:
             raise NotReadyError(phase="nothing is loaded")

@@ -7,7 +7,7 @@ from protos import stage_pb2
 from runtime.host.devices import DeviceProbe
 from runtime.metrics.declarations import WorkerMetrics
 from runtime.protocol.step import RankActivity
-from stage_worker.mesh.health import WorkerHealth
+from stage_worker.service import WorkerHealth
 from stage_worker.worker import Worker
 
 _STATES = {

@@ -126,4 +126,4 @@ class SingleRankGroup:
         """Nothing is held."""
 
 
-SOLO = SingleRankGroup()
+SINGLE_RANK = SingleRankGroup()

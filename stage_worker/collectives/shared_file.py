@@ -64,7 +64,7 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
         ) from exc
 
 
-def sweep() -> None:
+def remove_stale_files() -> None:
     """Unlinks what ranks of this user that were killed have left on this host."""
     # In order, a block comes before its store.
     for path in sorted(_folder().glob("stagemesh-*")):

@@ -13,16 +13,19 @@ from torch import Tensor
 
 from runtime.errors import StagemeshError
 from runtime.protocol.step import Step
-from stage_worker.collectives.double_buffer import DoubleBuffer
+from stage_worker.collectives.exchange import DoubleBuffer, agree
 from stage_worker.collectives.group import PendingSum
-from stage_worker.collectives.shared_memory_segment import NUM_TRACKS, PIECE_BYTES, SharedBlock
-from stage_worker.collectives.step_consensus import agree
+from stage_worker.collectives.shared_memory_segment import (
+    NUM_TRACKS,
+    PIECE_BYTES,
+    SharedMemorySegment,
+)
 
 
 class SharedMemoryGroup:
     """See `RankGroup`. Sums are made in the order of ranks, on every rank by itself."""
 
-    def __init__(self, block: SharedBlock, min_split_tokens: int | None = None) -> None:
+    def __init__(self, block: SharedMemorySegment, min_split_tokens: int | None = None) -> None:
         self.rank = block.rank
         self.size = block.size
         self.min_split_tokens = min_split_tokens

@@ -10,8 +10,10 @@ ended.
 
 import mmap
 import os
+import struct
 import threading
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,19 +21,53 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.errors import CollectiveTimeoutError, EpochEndedError, StagemeshError
-from stage_worker.collectives.rank_status import RECORD_BYTES, RankStatus
 from stage_worker.collectives.shared_file import block_path, map_file
 
 PIECE_BYTES = 2**20
 NUM_TRACKS = 2
 """As many sums as a rank has begun and not finished at most."""
 
+_STATUS_LAYOUT = struct.Struct("<Q16s64s936s")
+_STATUS_BYTES = _STATUS_LAYOUT.size
 _LINE_BYTES = 64
 _YIELD_SECONDS = 0.001
 _SHORT_SLEEP_SECONDS, _LONG_SLEEP_SECONDS = 0.00005, 0.001
 
 
-class SharedBlock:
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What one rank says: about a step (its number and digest), or, with a `code`, why it ends."""
+
+    step: int
+    digest: bytes
+    code: str = ""
+    detail: str = ""
+
+    @classmethod
+    def of_error(cls, error: StagemeshError) -> "RankStatus":
+        """The record that `end` turns into an error again."""
+        end = EpochEndedError.by(error)
+        return cls(0, b"", end.cause, end.detail)
+
+    def pack(self) -> bytes:
+        """Texts that are too long are cut."""
+        return _STATUS_LAYOUT.pack(
+            self.step, self.digest, self.code.encode()[:64], self.detail.encode()[:936]
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "RankStatus":
+        """What `pack` has packed."""
+        step, digest, code, detail = _STATUS_LAYOUT.unpack(data)
+        code, detail = (text.rstrip(b"\0").decode(errors="ignore") for text in (code, detail))
+        return cls(step, digest, code, detail)
+
+    def end(self, rank: int) -> EpochEndedError:
+        """What the other ranks raise when `rank` says this."""
+        return EpochEndedError(cause=self.code, detail=f"rank {rank}: {self.detail}")
+
+
+class SharedMemorySegment:
     """One rank's mapping of the block. Waits give the core away and end within the timeout.
 
     Raises `EpochEndedError` for as long as any rank has ended, `CollectiveTimeoutError` when one
@@ -115,7 +151,7 @@ class SharedBlock:
 
     def wait(self, counters: NDArray[np.uint64], count: int, what: str) -> None:
         """Returns once all ranks' counters are at `count`; the time counts as waited."""
-        pause = Pause()
+        pause = SpinWait()
         while (counters < count).any():
             self.check()
             if pause.seconds > self._timeout_seconds:
@@ -141,7 +177,7 @@ class SharedBlock:
             pass
 
     def _record_offset(self, rank: int, place: int) -> int:
-        return self._records_begin + (3 * rank + place) * RECORD_BYTES
+        return self._records_begin + (3 * rank + place) * _STATUS_BYTES
 
     def _write_record(self, record: RankStatus, place: int) -> None:
         offset = self._record_offset(self.rank, place)
@@ -150,10 +186,10 @@ class SharedBlock:
 
     def _read_record(self, rank: int, place: int) -> RankStatus:
         offset = self._record_offset(rank, place)
-        return RankStatus.unpack(self._memory[offset : offset + RECORD_BYTES])
+        return RankStatus.unpack(self._memory[offset : offset + _STATUS_BYTES])
 
 
-class Pause:
+class SpinWait:
     """Between two looks at a counter: gives the core away at once, and sleeps after a while."""
 
     def __init__(self) -> None:
@@ -174,7 +210,7 @@ class Pause:
 
 
 def _buffers_begin(size: int) -> int:
-    used = size * ((2 + NUM_TRACKS) * _LINE_BYTES + 3 * RECORD_BYTES)
+    used = size * ((2 + NUM_TRACKS) * _LINE_BYTES + 3 * _STATUS_BYTES)
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
 
 

@@ -23,11 +23,10 @@ from torch import Tensor
 
 from runtime.errors import EpochEndedError, StagemeshError
 from runtime.protocol.step import Step
-from stage_worker.collectives.double_buffer import DoubleBuffer
+from stage_worker.collectives.exchange import DoubleBuffer, agree
 from stage_worker.collectives.group import PendingSum
 from stage_worker.collectives.shared_file import store_path
-from stage_worker.collectives.shared_memory_segment import Pause, SharedBlock
-from stage_worker.collectives.step_consensus import agree
+from stage_worker.collectives.shared_memory_segment import SharedMemorySegment, SpinWait
 
 # The stubs do not know all of it.
 _dist: Any = torch.distributed
@@ -43,7 +42,7 @@ class TorchGroup:
 
     def __init__(
         self,
-        block: SharedBlock,
+        block: SharedMemorySegment,
         backend: str,
         timeout_seconds: float,
         min_split_tokens: int | None = None,
@@ -160,7 +159,7 @@ class TorchGroup:
         return _dist.ProcessGroupGloo(store, self.rank, self.size, options)
 
     def _watch(self, is_done: Callable[[], bool], what: str) -> None:
-        pause = Pause()
+        pause = SpinWait()
         while not is_done():
             self._block.check()
             if pause.seconds > self._timeout.total_seconds():

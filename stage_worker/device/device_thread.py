@@ -22,7 +22,7 @@ _NUM_BUSY_INTERVALS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Computed(Generic[_T_co]):
+class TimedResult(Generic[_T_co]):
     """A result with the time in which it was computed, in `time.monotonic` seconds."""
 
     value: _T_co
@@ -44,7 +44,7 @@ class DeviceThread:
         """Run `call` after those before it. Cancelling the wait does not stop a call that runs."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
-    async def compute(self, call: Callable[[], _T]) -> Computed[_T]:
+    async def compute(self, call: Callable[[], _T]) -> TimedResult[_T]:
         """Like `run`, for a step: its time counts as the device being busy."""
         return await self.run(lambda: self._timed(call))
 
@@ -59,7 +59,7 @@ class DeviceThread:
         """Take no more calls; a running one is left to end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _timed(self, call: Callable[[], _T]) -> Computed[_T]:
+    def _timed(self, call: Callable[[], _T]) -> TimedResult[_T]:
         begun_at = time.monotonic()
         self._computing_since = begun_at
         try:
@@ -68,4 +68,4 @@ class DeviceThread:
             ended_at = time.monotonic()
             self._computing_since = None
             self._busy.append((begun_at, ended_at))
-        return Computed(value, begun_at, ended_at)
+        return TimedResult(value, begun_at, ended_at)

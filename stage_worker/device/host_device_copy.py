@@ -45,7 +45,7 @@ class Download:
         return self.parts
 
 
-class Transfers:
+class HostDeviceCopier:
     """The copies of one rank's device."""
 
     def __init__(self, device: torch.device) -> None:

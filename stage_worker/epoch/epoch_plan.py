@@ -15,10 +15,10 @@ from runtime.errors import (
 from runtime.rpc.tls import DialPolicy, Role
 from stage_worker.collectives.group import RankGroup
 from stage_worker.collectives.group_factory import GroupSpec, open_group
-from stage_worker.loading.loading import LoadedPart
+from stage_worker.loading.loading import LoadedStage
 from stage_worker.transport.frame_assembly import ReceivePlan
 from stage_worker.transport.frame_codec import epoch_name
-from stage_worker.transport.hidden_partition import joined, own_interval
+from stage_worker.transport.hidden_partition import hidden_interval, joined
 from stage_worker.transport.stage_sender import LinkPlan
 
 _MIN_WINDOW, _MAX_WINDOW = 2, 1024
@@ -39,7 +39,7 @@ _OVERLAPS = {
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPlan:
+class RankEpochPlan:
     """Where an epoch's steps come from and go to; no links on the last stage.
 
     Rank 0 answers every step, the others speak of failures only.
@@ -52,7 +52,7 @@ class EpochPlan:
 
 
 def check_limits(
-    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, dial_policy: DialPolicy
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedStage, dial_policy: DialPolicy
 ) -> None:
     """Refuse what does not fit the loaded part, before anything is taken for it or dialled."""
     for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
@@ -80,12 +80,12 @@ def check_limits(
 
 
 def make_epoch_plan(
-    request: stage_pb2.OpenEpochRequest, loaded: LoadedPart, dial_policy: DialPolicy
-) -> EpochPlan:
+    request: stage_pb2.OpenEpochRequest, loaded: LoadedStage, dial_policy: DialPolicy
+) -> RankEpochPlan:
     """The plan of a request that `check_limits` has let pass."""
     hidden_size, spec = loaded.stage.config.hidden_size, loaded.stage.spec
     dtype = loaded.assignment.dtype
-    own = own_interval(hidden_size, spec.rank, spec.tp_size)
+    own = hidden_interval(hidden_size, spec.rank, spec.tp_size)
     receive = ReceivePlan(
         epoch=request.epoch,
         senders={0: None} if spec.is_first else joined(own, hidden_size, request.num_senders),
@@ -107,10 +107,10 @@ def make_epoch_plan(
         for rank, part in joined(own, hidden_size, len(request.next)).items()
     )
     is_sequential = request.overlap == stage_pb2.OVERLAP_OFF
-    return EpochPlan(receive, links, request.rank, is_sequential)
+    return RankEpochPlan(receive, links, request.rank, is_sequential)
 
 
-def open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> RankGroup:
+def open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedStage) -> RankGroup:
     """On the device's thread: an empty stage, with this rank's end of a new group."""
     group = open_group(_group_spec(request, loaded))
     try:
@@ -121,7 +121,7 @@ def open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> RankG
     return group
 
 
-def _group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> GroupSpec:
+def _group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedStage) -> GroupSpec:
     """Where and how this rank meets the others of its stage, in this epoch alone."""
     spec = loaded.stage.spec
     return GroupSpec(
@@ -135,7 +135,7 @@ def _group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> Grou
     )
 
 
-def _check_peers(request: stage_pb2.OpenEpochRequest, loaded: LoadedPart) -> None:
+def _check_peers(request: stage_pb2.OpenEpochRequest, loaded: LoadedStage) -> None:
     spec, hidden_size = loaded.stage.spec, loaded.stage.config.hidden_size
     if spec.is_last == bool(request.next) or len(request.next) > hidden_size:
         expected = "none on the last stage" if spec.is_last else f"1 to {hidden_size} here"

@@ -17,18 +17,18 @@ from runtime.errors import EpochEndedError, StagemeshError, find_error
 from runtime.host.logs import get_logger
 from runtime.protocol.step import RankActivity, Step, StepResult
 from runtime.protocol.step_codec import header_to_step
-from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.collectives.group import SINGLE_RANK, RankGroup
 from stage_worker.device.device_thread import DeviceThread
-from stage_worker.device.host_device_copy import Download, Transfers, Upload
-from stage_worker.epoch.epoch_plan import EpochPlan
-from stage_worker.epoch.step_timing import CountFn, EpochRecord, count_nothing
+from stage_worker.device.host_device_copy import Download, HostDeviceCopier, Upload
+from stage_worker.epoch.epoch_plan import RankEpochPlan
+from stage_worker.epoch.step_timing import ActivityListener, EpochTiming, ignore_activity
 from stage_worker.execution.simulated_stage import AnyStage
 from stage_worker.execution.stage_spec import StageOutput
-from stage_worker.transport.fanout_sender import NextRanks
+from stage_worker.transport.fanout_sender import FanoutSender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, epoch_name
 from stage_worker.transport.hidden_partition import Interval, cut
 from stage_worker.transport.receiver import Receiver, Sender
-from stage_worker.transport.result_stream import ResultsLog
+from stage_worker.transport.result_stream import ResultStream
 
 # Outputs that wait for credits; with one being sent, compute is at most three steps ahead.
 _NUM_OUTBOX = 2
@@ -50,28 +50,28 @@ class EpochSession:
 
     def __init__(
         self,
-        plan: EpochPlan,
+        plan: RankEpochPlan,
         stage: AnyStage,
         device: DeviceThread,
-        group: RankGroup = SOLO,
-        count: CountFn = count_nothing,
+        group: RankGroup = SINGLE_RANK,
+        count: ActivityListener = ignore_activity,
     ) -> None:
         """`group` is this rank's end of its stage; it is aborted at the end, not closed.
 
         `count` is told what this rank does, as it does it.
         """
         self.epoch = plan.receive.epoch
-        self.results = ResultsLog(self.epoch)
+        self.results = ResultStream(self.epoch)
         self._plan = plan
         self._group = group
         # Its steps come from the coordinator, those of others from the stage before.
         self.is_first = plan.receive.hidden_interval is None
         self._stage = stage
         self._device = device
-        self._transfers = Transfers(stage.device)
+        self._transfers = HostDeviceCopier(stage.device)
         self._receiver = Receiver(plan.receive, self._transfers)
         self._outbox: asyncio.Queue[_Output] = asyncio.Queue(_NUM_OUTBOX)
-        self._record = EpochRecord(device, group, count)
+        self._record = EpochTiming(device, group, count)
         self._reported = asyncio.get_running_loop().create_future()
         self._settled = asyncio.Event()
         self._over = asyncio.Event()
@@ -80,7 +80,7 @@ class EpochSession:
     async def run(self) -> None:
         """Run the epoch until it fails, which is published and not raised, or is cancelled."""
         try:
-            async with NextRanks(self._plan.links) as next_ranks:
+            async with FanoutSender(self._plan.links) as next_ranks:
                 await self._run_steps(next_ranks)
         # The epoch's boundary: whatever it was, the worker lives on.
         except Exception as exc:  # noqa: BLE001
@@ -133,7 +133,7 @@ class EpochSession:
                     self._receiver.accept(sender, frame, time.monotonic())
                     frame = await _read_frame(context, f"sender {sender.rank}")
 
-    async def _run_steps(self, next_ranks: NextRanks) -> None:
+    async def _run_steps(self, next_ranks: FanoutSender) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._raise_reported())
             tasks.create_task(self._raise_when_unread())
@@ -143,7 +143,7 @@ class EpochSession:
                 tasks.create_task(self._send_outputs(next_ranks))
             self._settled.set()
 
-    async def _compute_steps(self, next_ranks: NextRanks) -> None:
+    async def _compute_steps(self, next_ranks: FanoutSender) -> None:
         self._record.start()
         while True:
             received = await self._receiver.take()
@@ -164,11 +164,11 @@ class EpochSession:
             if self._plan.rank == 0:
                 await self.results.put(StepResult(step.number, told.sampled, timing, told.scored))
 
-    async def _send_outputs(self, next_ranks: NextRanks) -> None:
+    async def _send_outputs(self, next_ranks: FanoutSender) -> None:
         while True:
             await self._send(next_ranks, await self._outbox.get())
 
-    async def _send(self, next_ranks: NextRanks, output: _Output) -> None:
+    async def _send(self, next_ranks: FanoutSender, output: _Output) -> None:
         if not output.download.parts:
             return
         sent = await next_ranks.send(output.header, await output.download.arrived())

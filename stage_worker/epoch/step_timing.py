@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 from runtime.protocol.step import RankActivity, SendTiming, StageTiming
 from stage_worker.collectives.group import RankGroup
-from stage_worker.device.device_thread import Computed, DeviceThread
+from stage_worker.device.device_thread import DeviceThread, TimedResult
 from stage_worker.transport.receiver import ReceivedStep
-from stage_worker.transport.stage_sender import Sent
+from stage_worker.transport.stage_sender import SentStep
 
-CountFn = Callable[[RankActivity], None]
+ActivityListener = Callable[[RankActivity], None]
 
 
-def count_nothing(_: RankActivity) -> None:
+def ignore_activity(_: RankActivity) -> None:
     """For those who do not want to know."""
 
 
-class EpochRecord:
+class EpochTiming:
     """One epoch's; `count` is told what is added to `total`."""
 
-    def __init__(self, device: DeviceThread, group: RankGroup, count: CountFn) -> None:
+    def __init__(self, device: DeviceThread, group: RankGroup, count: ActivityListener) -> None:
         self.total = RankActivity()
         self._device = device
         self._group = group
@@ -39,7 +39,7 @@ class EpochRecord:
         """From now on the device is idle while it computes no step."""
         self._idle_since = time.monotonic()
 
-    def computed(self, received: ReceivedStep, computed: Computed[object]) -> StageTiming:
+    def computed(self, received: ReceivedStep, computed: TimedResult[object]) -> StageTiming:
         """The record of a step that was just computed."""
         sends, waited_seconds = self._unreported_sends, self._group.waited_seconds
         timing = StageTiming(
@@ -54,7 +54,7 @@ class EpochRecord:
         self._waited_seconds = waited_seconds
         return timing
 
-    def sent(self, step: int, ready_at: float, sent: Sent) -> None:
+    def sent(self, step: int, ready_at: float, sent: SentStep) -> None:
         """A step was sent whose output was ready at `ready_at`, in `time.monotonic` seconds."""
         self._unreported_sends.append(
             SendTiming(

@@ -18,27 +18,27 @@ from torch import Tensor
 
 from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.execution.slot_table import SlotTable
-from stage_worker.execution.spans import Slice, Span, cut_slices, step_spans
-from stage_worker.model.interleaving import SlicePlan
+from stage_worker.execution.spans import Span, StepSlice, cut_slices, step_spans
+from stage_worker.model.interleaving import SliceMetadata
 from stage_worker.model.kv_cache import Blocks, BlockShape
-from stage_worker.model.paged_attention import AttentionPlan, DecodeBatch, PrefillChunk
+from stage_worker.model.paged_attention import AttentionMetadata, DecodeBatch, PrefillChunk
 from stage_worker.model.varlen_attention import AttentionKernel, VarlenBatch
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepMetadata:
     """The slices make the step up, in order: one, or two that are computed in turns.
 
     `sampled_rows` are the last rows of the chunks in `sampled_chunks`, in their order.
     """
 
-    slices: tuple[SlicePlan, ...]
+    slices: tuple[SliceMetadata, ...]
     sampled_rows: Tensor
     sampled_chunks: tuple[SequenceChunk, ...]
     is_decode_only: bool
 
 
-class StepPlanner:
+class StepMetadataBuilder:
     """Makes plans for one stage in one epoch."""
 
     def __init__(
@@ -58,7 +58,7 @@ class StepPlanner:
         self._kernel = kernel
         self._min_split_tokens = min_split_tokens
 
-    def plan(self, step: Step) -> StepPlan:
+    def plan(self, step: Step) -> StepMetadata:
         """The plan of a step that `SlotTable.apply` has taken over and that has tokens."""
         spans = step_spans(step)
         positions_T, cache_rows_T = self._places(step.chunks)
@@ -66,7 +66,7 @@ class StepPlanner:
             (chunk, span) for chunk, span in zip(step.chunks, spans, strict=True) if chunk.sample
         ]
         last_rows = [span.row + span.num_tokens - 1 for _, span in sampled]
-        return StepPlan(
+        return StepMetadata(
             slices=tuple(
                 self._slice(part, positions_T, cache_rows_T)
                 for part in cut_slices(spans, self._min_split_tokens)
@@ -76,9 +76,9 @@ class StepPlanner:
             is_decode_only=all(span.num_tokens == 1 for span in spans),
         )
 
-    def _slice(self, part: Slice, positions_T: Tensor, cache_rows_T: Tensor) -> SlicePlan:
+    def _slice(self, part: StepSlice, positions_T: Tensor, cache_rows_T: Tensor) -> SliceMetadata:
         rows_T = cache_rows_T[part.rows].to(self._device)
-        return SlicePlan(
+        return SliceMetadata(
             part.rows,
             positions_T[part.rows].to(self._device),
             {window: self._attention(part.spans, window, rows_T) for window in self._windows},
@@ -112,12 +112,12 @@ class StepPlanner:
 
     def _attention(
         self, spans: tuple[Span, ...], window: int | None, cache_rows_T: Tensor
-    ) -> AttentionPlan:
+    ) -> AttentionMetadata:
         if self._kernel is not AttentionKernel.SDPA:
-            return AttentionPlan(cache_rows_T, varlen=self._varlen_batch(spans, window))
+            return AttentionMetadata(cache_rows_T, varlen=self._varlen_batch(spans, window))
         spans = self._windowed(spans, window)
         prefills = tuple(self._prefill(span) for span in spans if span.num_tokens > 1)
-        return AttentionPlan(cache_rows_T, self._decode_batches(spans), prefills)
+        return AttentionMetadata(cache_rows_T, self._decode_batches(spans), prefills)
 
     def _varlen_batch(self, spans: tuple[Span, ...], window: int | None) -> VarlenBatch:
         counts_A = torch.tensor([span.num_tokens for span in spans])

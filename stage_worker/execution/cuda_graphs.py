@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stage_worker.collectives.group import SOLO
-from stage_worker.execution.attention_metadata import StepPlan
+from stage_worker.collectives.group import SINGLE_RANK
+from stage_worker.execution.attention_metadata import StepMetadata
 from stage_worker.model.decoder import Decoder
-from stage_worker.model.interleaving import SlicePlan
+from stage_worker.model.interleaving import SliceMetadata
 from stage_worker.model.kv_cache import LayerCache
-from stage_worker.model.paged_attention import AttentionPlan
+from stage_worker.model.paged_attention import AttentionMetadata
 from stage_worker.model.varlen_attention import VarlenBatch
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -62,13 +62,13 @@ class DecodeGraphs:
         self._inputs = _Inputs(shape, windows)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def covers(self, plan: StepPlan) -> bool:
+    def covers(self, plan: StepMetadata) -> bool:
         """The step has decodes only, and not more than the largest graph."""
         buckets = self._shape.buckets
         num_tokens = sum(len(part.positions_T) for part in plan.slices)
         return bool(buckets) and plan.is_decode_only and num_tokens <= buckets[-1]
 
-    def run(self, hidden_TH: Tensor, plan: StepPlan) -> Tensor:
+    def run(self, hidden_TH: Tensor, plan: StepMetadata) -> Tensor:
         """What `Decoder.forward` gives for a step that is covered, [T, H]."""
         num_tokens = len(hidden_TH)
         bucket = next(size for size in self._shape.buckets if size >= num_tokens)
@@ -96,8 +96,8 @@ class DecodeGraphs:
 
     def _forward(self, bucket: int) -> Tensor:
         inputs = self._inputs
-        part = SlicePlan(slice(0, bucket), inputs.positions_B[:bucket], inputs.plans(bucket))
-        return self._decoder.forward(inputs.hidden_BH[:bucket], (part,), self._caches, SOLO)
+        part = SliceMetadata(slice(0, bucket), inputs.positions_B[:bucket], inputs.plans(bucket))
+        return self._decoder.forward(inputs.hidden_BH[:bucket], (part,), self._caches, SINGLE_RANK)
 
 
 class _Inputs:
@@ -114,7 +114,7 @@ class _Inputs:
         self._shape = shape
         self._windows = windows
 
-    def fill(self, hidden_TH: Tensor, plan: StepPlan, bucket: int) -> None:
+    def fill(self, hidden_TH: Tensor, plan: StepMetadata, bucket: int) -> None:
         """The step's inputs, and scratch behind them up to the bucket."""
         num_tokens, scratch = len(hidden_TH), self._shape.scratch_block
         (part,) = plan.slices
@@ -133,10 +133,10 @@ class _Inputs:
         self._contexts_B[padding] = 1
         self._tables_BP[padding, 0] = scratch
 
-    def plans(self, bucket: int) -> Mapping[int | None, AttentionPlan]:
+    def plans(self, bucket: int) -> Mapping[int | None, AttentionMetadata]:
         """Attention over this memory, one plan for each window."""
         return {
-            window: AttentionPlan(
+            window: AttentionMetadata(
                 self._rows_B[:bucket],
                 varlen=VarlenBatch(
                     starts=self._starts[: bucket + 1],

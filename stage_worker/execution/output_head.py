@@ -15,12 +15,12 @@ from torch import Tensor
 from runtime.errors import TokenOutOfVocabularyError
 from runtime.protocol.step import SampledToken, ScoredToken, Step
 from stage_worker.collectives.group import RankGroup
-from stage_worker.execution.attention_metadata import StepPlan
+from stage_worker.execution.attention_metadata import StepMetadata
 from stage_worker.execution.slot_table import SlotTable
 from stage_worker.model.decoder import Decoder
 from stage_worker.sampling.grammar import GrammarMatchers, GrammarTokenizer
-from stage_worker.sampling.prompt_logprobs import Target, chunk_targets, score
-from stage_worker.sampling.sampler import Draw, sample
+from stage_worker.sampling.prompt_logprobs import PromptTarget, chunk_targets, score
+from stage_worker.sampling.sampler import SamplingInput, sample
 
 # In elements, at a time: logits of many rows would take more memory than the stage's weights.
 _MAX_LOGITS: Final = 2**24
@@ -38,12 +38,12 @@ class OutputHead:
         self._vocab_size = tokenizer.vocab_size
         self._matchers = GrammarMatchers(tokenizer)
 
-    def targets(self, step: Step) -> tuple[Target, ...]:
+    def targets(self, step: Step) -> tuple[PromptTarget, ...]:
         """What the step's rows are to score; raises what `chunk_targets` does.
 
         Likewise `TokenOutOfVocabularyError`. It computes nothing: all ranks refuse alike.
         """
-        targets: list[Target] = []
+        targets: list[PromptTarget] = []
         row = 0
         for chunk in step.chunks:
             targets += chunk_targets(chunk, row, self._slots[chunk.slot].sampling)
@@ -57,7 +57,9 @@ class OutputHead:
         """Takes the slots' changes over, on rank 0."""
         self._matchers.apply(step)
 
-    def score(self, hidden_TH: Tensor, targets: tuple[Target, ...]) -> tuple[ScoredToken, ...]:
+    def score(
+        self, hidden_TH: Tensor, targets: tuple[PromptTarget, ...]
+    ) -> tuple[ScoredToken, ...]:
         """The prompts' tokens that the rows predict; nothing on other ranks than 0."""
         rows_B = torch.tensor([target.row for target in targets], device=hidden_TH.device)
         scored: list[ScoredToken] = []
@@ -65,10 +67,10 @@ class OutputHead:
             scored += score(logits_BV, targets[piece])
         return tuple(scored)
 
-    def sample(self, hidden_TH: Tensor, plan: StepPlan) -> tuple[SampledToken, ...]:
+    def sample(self, hidden_TH: Tensor, plan: StepMetadata) -> tuple[SampledToken, ...]:
         """A token for each chunk that wants one; nothing on other ranks than 0."""
         draws = [
-            Draw(
+            SamplingInput(
                 chunk.slot,
                 self._slots[chunk.slot].sampling,
                 position=chunk.position + len(chunk.token_ids),

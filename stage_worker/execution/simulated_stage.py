@@ -20,15 +20,15 @@ from torch import Tensor
 from runtime.errors import StagemeshError
 from runtime.model_config.model_config import ModelConfig
 from runtime.protocol.step import SampledToken, ScoredToken, SequenceChunk, Step
-from stage_worker.collectives.group import SOLO, RankGroup
+from stage_worker.collectives.group import SINGLE_RANK, RankGroup
 from stage_worker.execution.slot_table import SlotLimits, SlotTable
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageOutput, StageSpec
 from stage_worker.model.weights import DTYPES
 from stage_worker.sampling.prompt_logprobs import chunk_targets
-from stage_worker.transport.hidden_partition import own_interval
+from stage_worker.transport.hidden_partition import hidden_interval
 
-PACED = "paced"
+SIMULATED_DEVICE = "paced"
 """The kind of device that a paced worker says it has."""
 
 _SPIN_SECONDS = 0.0002
@@ -58,8 +58,8 @@ class SimulatedStageSpec:
     share: float
 
 
-class PacedStage:
-    """Stands in for a `Stage`, with the same checks of every step."""
+class SimulatedStage:
+    """Stands in for a `StageRunner`, with the same checks of every step."""
 
     weights_bytes = 0
     device = torch.device("cpu")
@@ -71,10 +71,10 @@ class PacedStage:
         self.config = config
         self._place = place
         self._pace = pace
-        self._group: RankGroup = SOLO
+        self._group: RankGroup = SINGLE_RANK
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._began_at: float | None = None
-        begin, end = own_interval(config.hidden_size, spec.rank, spec.tp_size)
+        begin, end = hidden_interval(config.hidden_size, spec.rank, spec.tp_size)
         self._hidden_TW = torch.zeros(0, end - begin, dtype=DTYPES[spec.dtype])
 
     @property
@@ -96,7 +96,9 @@ class PacedStage:
         max_blocks = -(-self.spec.max_model_len // self.spec.block_size)
         return max_sequences * max_blocks * torch.int64.itemsize
 
-    def open_epoch(self, num_blocks: int, max_sequences: int, group: RankGroup = SOLO) -> None:
+    def open_epoch(
+        self, num_blocks: int, max_sequences: int, group: RankGroup = SINGLE_RANK
+    ) -> None:
         """Starts over with empty slots and tables; there is no cache."""
         spec = self.spec
         self._group = group
@@ -144,7 +146,7 @@ class PacedStage:
         """Of the prompt's tokens, all are equally likely."""
         vocab_size = self.config.vocab_size
         for target in chunk_targets(chunk, 0, self._slots[chunk.slot].sampling):
-            ids, logprobs = paced_top(
+            ids, logprobs = simulated_logprobs(
                 target.token_id, target.position, vocab_size, max(1, target.num_logprobs)
             )
             top = ids[: target.num_logprobs], logprobs[: target.num_logprobs]
@@ -159,7 +161,7 @@ class PacedStage:
         position = chunk.position + len(chunk.token_ids)
         suppressed = sampling.suppressed_ids if position < sampling.suppressed_until else ()
         num_logprobs = sampling.num_logprobs
-        ids, logprobs = paced_top(
+        ids, logprobs = simulated_logprobs(
             chunk.token_ids[-1],
             position,
             self.config.vocab_size,
@@ -171,10 +173,10 @@ class PacedStage:
         )
 
 
-AnyStage = Stage | PacedStage
+AnyStage = StageRunner | SimulatedStage
 
 
-def paced_top(
+def simulated_logprobs(
     last_token: int,
     position: int,
     vocab_size: int,

@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class StepSlice:
     """Some consecutive rows of a step; its spans count their rows from its first."""
 
     rows: slice
@@ -52,7 +52,7 @@ def step_spans(step: Step) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def cut_slices(spans: Sequence[Span], min_split_tokens: int | None) -> tuple[Slice, ...]:
+def cut_slices(spans: Sequence[Span], min_split_tokens: int | None) -> tuple[StepSlice, ...]:
     """The step in one slice or, from `min_split_tokens` tokens on, in two of about the same size.
 
     It is cut between two sequences where they meet near the middle, or inside a chunk: each layer
@@ -60,14 +60,14 @@ def cut_slices(spans: Sequence[Span], min_split_tokens: int | None) -> tuple[Sli
     """
     num_tokens = spans[-1].row + spans[-1].num_tokens
     if min_split_tokens is None or num_tokens < max(2, min_split_tokens):
-        return (Slice(slice(0, num_tokens), tuple(spans)),)
+        return (StepSlice(slice(0, num_tokens), tuple(spans)),)
     middle = num_tokens // 2
     border = min((span.row for span in spans), key=lambda row: abs(row - middle))
     cut = border if abs(border - middle) <= _BORDER_SHARE * num_tokens else middle
     parts = [part for span in spans for part in _cut(span, cut)]
     first = tuple(part for part in parts if part.row < cut)
     second = tuple(replace(part, row=part.row - cut) for part in parts if part.row >= cut)
-    return (Slice(slice(0, cut), first), Slice(slice(cut, num_tokens), second))
+    return (StepSlice(slice(0, cut), first), StepSlice(slice(cut, num_tokens), second))
 
 
 def _cut(span: Span, row: int) -> tuple[Span, ...]:

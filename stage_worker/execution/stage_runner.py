@@ -22,22 +22,21 @@ from runtime.errors import (
 from runtime.model_config.model_config import ModelConfig, load_model_config
 from runtime.model_config.tensor_parallel import RankShares
 from runtime.protocol.step import Step
-from stage_worker.collectives.group import SOLO, RankGroup
-from stage_worker.execution.attention_metadata import StepPlanner
+from stage_worker.collectives.group import SINGLE_RANK, RankGroup
+from stage_worker.execution.attention_metadata import StepMetadataBuilder
 from stage_worker.execution.cuda_graphs import DecodeGraphs, GraphShape
-from stage_worker.execution.kv_cache_size import default_kv_bytes
 from stage_worker.execution.output_head import OutputHead
 from stage_worker.execution.slot_table import SlotLimits, SlotTable
 from stage_worker.execution.stage_spec import StageOutput, StageSpec
 from stage_worker.model.decoder import Decoder, LayerRange
-from stage_worker.model.kv_cache import BlockShape, KVCache
+from stage_worker.model.kv_cache import BlockShape, KVCache, default_kv_bytes
 from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
 from stage_worker.model.weights import DTYPES, BytesProgress, read_measured
 from stage_worker.sampling.grammar import GrammarTokenizer
-from stage_worker.sampling.prompt_logprobs import Target
+from stage_worker.sampling.prompt_logprobs import PromptTarget
 
 
-class Stage:
+class StageRunner:
     """Loaded weights and, from `open_epoch` on, an empty cache that steps fill."""
 
     def __init__(
@@ -63,16 +62,18 @@ class Stage:
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._tokenizer = tokenizer
         self._head: OutputHead | None = None
-        self._planner: StepPlanner | None = None
+        self._planner: StepMetadataBuilder | None = None
         self._cache: KVCache | None = None
         self._graphs: DecodeGraphs | None = None
         # Which experts a token goes to decides on shapes, and a graph's are fixed.
         is_dense = not any(layer.is_sparse for layer in layers)
         self._can_capture = is_dense and spec.tp_size == 1
-        self._group: RankGroup = SOLO
+        self._group: RankGroup = SINGLE_RANK
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, spec: StageSpec, progress: BytesProgress) -> "Stage":
+    def load(
+        cls, checkpoint: Checkpoint, spec: StageSpec, progress: BytesProgress
+    ) -> "StageRunner":
         """Reads this rank's share of its stage's tensors; `progress` gets bytes done and in total.
 
         Raises what `load_model_config` raises, `TooManyRanksError`, and `CheckpointError` for a
@@ -120,7 +121,9 @@ class Stage:
         max_blocks = self._block_shape.num_blocks(self.spec.max_model_len)
         return max_sequences * max_blocks * torch.int64.itemsize
 
-    def open_epoch(self, num_blocks: int, max_sequences: int, group: RankGroup = SOLO) -> None:
+    def open_epoch(
+        self, num_blocks: int, max_sequences: int, group: RankGroup = SINGLE_RANK
+    ) -> None:
         """Starts over with empty slots, tables and cache. Comes before the first `run`.
 
         `group` is this rank's end of the stage's ranks for this epoch; whoever opened it closes it.
@@ -139,7 +142,7 @@ class Stage:
             self.device,
             has_soft_cap=self.config.attention_soft_cap is not None,
         )
-        self._planner = StepPlanner(
+        self._planner = StepMetadataBuilder(
             self._slots, shape, self._windows, self.device, kernel, group.min_split_tokens
         )
         # One block more than the coordinator knows of, for rows that pad a graph.
@@ -200,12 +203,12 @@ class Stage:
         )
         return DecodeGraphs(self._decoder, cache.layers, self._windows, shape)
 
-    def _admit(self, step: Step, hidden_TW: Tensor | None) -> tuple[Target, ...]:
+    def _admit(self, step: Step, hidden_TW: Tensor | None) -> tuple[PromptTarget, ...]:
         """Takes the step's changes over; all ranks admit it, or none does.
 
         Returns what is to be scored.
         """
-        targets: tuple[Target, ...] = ()
+        targets: tuple[PromptTarget, ...] = ()
         refusal: StagemeshError | None = None
         try:
             self._slots.apply(step)

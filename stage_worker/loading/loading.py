@@ -24,14 +24,14 @@ from stage_worker.device.device_info import describe_device
 from stage_worker.device.progress import ProgressFn
 from stage_worker.execution.simulated_stage import (
     AnyStage,
-    PacedStage,
+    SimulatedStage,
     SimulatedStageSpec,
     StepTimeModel,
-    paced_top,
+    simulated_logprobs,
 )
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageSpec
-from stage_worker.loading.reference_logprobs import record_canary
+from stage_worker.loading.reference_logprobs import reference_logprobs
 
 # Its prompt is held in one piece, with an attention of its length squared.
 _MAX_CANARY_TOKENS = 1024
@@ -64,7 +64,7 @@ class WorkerDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPart:
+class ResolvedAssignment:
     """An assignment that this worker can carry out, as far as files and numbers tell."""
 
     assignment: stage_pb2.Assignment
@@ -72,7 +72,7 @@ class FoundPart:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedPart:
+class LoadedStage:
     """An assignment with its weights in memory."""
 
     assignment: stage_pb2.Assignment
@@ -104,9 +104,9 @@ def check_model_path(model: str) -> None:
         check_gguf(path)
 
 
-def find_part(
+def resolve_assignment(
     assignment: stage_pb2.Assignment, device: WorkerDevice, progress: ProgressFn
-) -> FoundPart:
+) -> ResolvedAssignment:
     """Find the model's files and refuse what they do not allow; touches no device.
 
     `progress` gets what is done and in all of a conversion or a download.
@@ -124,10 +124,10 @@ def find_part(
             expected=f"max_model_len up to {config.max_position_embeddings}",
             actual=str(assignment.max_model_len),
         )
-    return FoundPart(assignment, checkpoint)
+    return ResolvedAssignment(assignment, checkpoint)
 
 
-def is_same_part(held: stage_pb2.Assignment, asked: stage_pb2.Assignment) -> bool:
+def is_same_work(held: stage_pb2.Assignment, asked: stage_pb2.Assignment) -> bool:
     """Whether only the replica is another."""
     same = stage_pb2.Assignment()
     same.CopyFrom(held)
@@ -135,11 +135,13 @@ def is_same_part(held: stage_pb2.Assignment, asked: stage_pb2.Assignment) -> boo
     return same == asked
 
 
-def load_part(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> LoadedPart:
+def load_stage(
+    found: ResolvedAssignment, device: WorkerDevice, progress: ProgressFn
+) -> LoadedStage:
     """Load this worker's part of the model; `progress` gets bytes done and in all."""
     begun_at = time.monotonic()
     stage = _load_stage(found, device, progress)
-    return LoadedPart(
+    return LoadedStage(
         found.assignment,
         stage,
         found.checkpoint.fingerprint,
@@ -148,16 +150,16 @@ def load_part(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> L
     )
 
 
-def _load_stage(found: FoundPart, device: WorkerDevice, progress: ProgressFn) -> AnyStage:
+def _load_stage(found: ResolvedAssignment, device: WorkerDevice, progress: ProgressFn) -> AnyStage:
     assignment, spec = found.assignment, _stage_spec(found.assignment, device)
     if device.pace is None:
-        return Stage.load(found.checkpoint, spec, progress)
+        return StageRunner.load(found.checkpoint, spec, progress)
     config = load_model_config(found.checkpoint.folder)
     place = SimulatedStageSpec(assignment.stage, assignment.num_layers / config.num_layers)
-    return PacedStage(spec, config, place, device.pace)
+    return SimulatedStage(spec, config, place, device.pace)
 
 
-def compute_canary(
+def compute_reference_logprobs(
     request: stage_pb2.RecordCanaryRequest, device: WorkerDevice, progress: ProgressFn
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The model's canary, most likely first; `progress` gets layers done and in all."""
@@ -172,8 +174,8 @@ def compute_canary(
     if device.pace is not None:
         vocab_size = load_model_config(checkpoint.folder).vocab_size
         last_token, position = request.token_ids[-1], len(request.token_ids)
-        return paced_top(last_token, position, vocab_size, request.num_logprobs)
-    return record_canary(
+        return simulated_logprobs(last_token, position, vocab_size, request.num_logprobs)
+    return reference_logprobs(
         checkpoint, request.token_ids, request.num_logprobs, progress, request.max_model_len
     )
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.model_config.model_config import load_model_config
 from runtime.protocol.step import SampledToken, SequenceChunk, SlotOpening, SlotSampling, Step
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageSpec
 
 
-def record_canary(
+def reference_logprobs(
     checkpoint: Checkpoint,
     token_ids: Sequence[int],
     num_logprobs: int,
@@ -26,7 +26,7 @@ def record_canary(
     """The likeliest next tokens after `token_ids` and their log-probabilities, likeliest first.
 
     `progress` gets layers done and in total; `max_model_len` is the longest sequence that the route
-    serves, where that is more than the prompt. Raises what `Stage.load` and `Stage.run` raise.
+    serves, where that is more than the prompt. Raises what `StageRunner.load` and `run` raise.
     """
     num_layers = load_model_config(checkpoint.folder).num_layers
     sampling = SlotSampling(num_logprobs=num_logprobs)
@@ -44,7 +44,7 @@ def record_canary(
 
 def _load_layer(
     checkpoint: Checkpoint, layer: int, num_layers: int, num_tokens: int, max_model_len: int
-) -> Stage:
+) -> StageRunner:
     """A stage of one layer with room for one block, which holds the whole prompt."""
     spec = StageSpec(
         first_layer=layer,
@@ -57,6 +57,6 @@ def _load_layer(
         kv_memory_bytes=0,
         num_threads=torch.get_num_threads(),
     )
-    stage = Stage.load(checkpoint, spec, lambda done, total: None)
+    stage = StageRunner.load(checkpoint, spec, lambda done, total: None)
     stage.open_epoch(num_blocks=1, max_sequences=1)
     return stage

@@ -70,7 +70,7 @@ class LeaveRequest:
     grace_seconds: float
 
 
-async def stay_joined(
+async def maintain_membership(
     coordinator: str,
     make_hello: Callable[[], Awaitable[mesh_pb2.Hello]],
     set_joined: Callable[[bool], Awaitable[None]],

@@ -17,7 +17,7 @@ from stage_worker.collectives.group import RankGroup
 from stage_worker.model.kv_cache import LayerCache
 from stage_worker.model.linear import Linear, Rows
 from stage_worker.model.norm import QueryKeyNorms, load_query_key_norms
-from stage_worker.model.paged_attention import AttentionPlan, Scoring, attend
+from stage_worker.model.paged_attention import AttentionMetadata, Scoring, attend
 from stage_worker.model.rope import Rotation, rotate_
 from stage_worker.model.weights import WeightReader
 
@@ -78,7 +78,7 @@ class Attention:
         self,
         x_TH: Tensor,
         rotation: Rotation | None,
-        plan: AttentionPlan,
+        plan: AttentionMetadata,
         cache: LayerCache,
         group: RankGroup,
     ) -> Tensor:

@@ -20,7 +20,7 @@ from runtime.model_config.model_config import ModelConfig
 from runtime.model_config.rope_config import RopeConfig
 from runtime.model_config.tensor_parallel import RankShares, share_widths
 from stage_worker.collectives.group import RankGroup
-from stage_worker.model.interleaving import SlicePlan, take_turns
+from stage_worker.model.interleaving import SliceMetadata, take_turns
 from stage_worker.model.kv_cache import LayerCache
 from stage_worker.model.layers import DecoderLayer
 from stage_worker.model.rope import RotaryEmbedding
@@ -111,7 +111,7 @@ class Decoder:
     def forward(
         self,
         hidden_TH: Tensor,
-        slices: Sequence[SlicePlan],
+        slices: Sequence[SliceMetadata],
         caches: Sequence[LayerCache],
         group: RankGroup,
     ) -> Tensor:
@@ -124,7 +124,7 @@ class Decoder:
         )
 
     def _through_layers(
-        self, hidden_TH: Tensor, part: SlicePlan, caches: Sequence[LayerCache], group: RankGroup
+        self, hidden_TH: Tensor, part: SliceMetadata, caches: Sequence[LayerCache], group: RankGroup
     ) -> Generator[None, None, Tensor]:
         """Yields while a sum over the ranks is under way; returns what comes out, [T, H]."""
         rotations = [rope.rotation(part.positions_T) if rope else None for rope in self._ropes]

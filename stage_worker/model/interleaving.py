@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stage_worker.model.paged_attention import AttentionPlan
+from stage_worker.model.paged_attention import AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
-class SlicePlan:
+class SliceMetadata:
     """What the layers need to know of the step's `rows`, as if there were no others.
 
     `attention` has a plan for each of the layers' windows, None being all of the context.
@@ -21,7 +21,7 @@ class SlicePlan:
 
     rows: slice
     positions_T: Tensor
-    attention: Mapping[int | None, AttentionPlan]
+    attention: Mapping[int | None, AttentionMetadata]
 
 
 def take_turns(running: Sequence[Generator[None, None, Tensor]]) -> Tensor:

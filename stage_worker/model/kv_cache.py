@@ -9,12 +9,19 @@ T tokens of the step, S tokens read back; 2 is keys, then values; R = 2K.
 import math
 import mmap
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 Blocks = slice | Tensor
 """Consecutive block ids, read without a copy, or any block ids [P'], gathered."""
+
+_CPU_BYTES: Final = 2**30
+"""The rest of the machine is not ours; memory that no token touched is not resident."""
+
+_GPU_SHARE: Final = 0.9
+"""Of a GPU's memory for weights and cache together; the rest is for activations and CUDA itself."""
 
 _GATHER_BYTES = 2 * 2**20
 """About a core's level-2 cache: what is gathered there is attended to before it leaves."""
@@ -94,6 +101,18 @@ class KVCache:
         gathered_PC2KD = torch.empty(max_gather_blocks, *block, dtype=shape.dtype, device=device)
         blocks_LPC2KD = _zeros((num_layers, num_blocks, *block), shape.dtype, device)
         self.layers = tuple(LayerCache(layer, gathered_PC2KD) for layer in blocks_LPC2KD)
+
+
+def default_kv_bytes(device: torch.device, num_sharers: int) -> int:
+    """Bytes for the cache: 1 GiB on a CPU; on a GPU what loaded weights leave of this one's part.
+
+    `num_sharers` workers, this one among them, divide the device.
+    """
+    if device.type == "cpu":
+        return _CPU_BYTES
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    ours = int(_GPU_SHARE * total_bytes / num_sharers)
+    return max(0, ours - torch.cuda.memory_allocated(device))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

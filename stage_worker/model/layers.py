@@ -18,7 +18,7 @@ from stage_worker.model.attention import Attention
 from stage_worker.model.feed_forward import FeedForward, SparseFeedForward, load_feed_forward
 from stage_worker.model.kv_cache import LayerCache
 from stage_worker.model.norm import Norm, load_norm
-from stage_worker.model.paged_attention import AttentionPlan
+from stage_worker.model.paged_attention import AttentionMetadata
 from stage_worker.model.rope import Rotation
 from stage_worker.model.weights import WeightReader
 
@@ -80,7 +80,7 @@ class DecoderLayer:
         self,
         hidden_TH: Tensor,
         rotation: Rotation | None,
-        plan: AttentionPlan,
+        plan: AttentionMetadata,
         cache: LayerCache,
         group: RankGroup,
     ) -> Generator[None, None, Tensor]:

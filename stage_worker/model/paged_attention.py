@@ -46,7 +46,7 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class AttentionMetadata:
     """A step's attention in layers of one window: where new tokens go, and who reads what.
 
     With `varlen` that is all, in one call; without, decodes and prefills make up the step.
@@ -66,7 +66,9 @@ class Scoring:
     soft_cap: float | None
 
 
-def attend(queries_TND: Tensor, cache: LayerCache, plan: AttentionPlan, scoring: Scoring) -> Tensor:
+def attend(
+    queries_TND: Tensor, cache: LayerCache, plan: AttentionMetadata, scoring: Scoring
+) -> Tensor:
     """What each token reads from its own context, [T, N, D]."""
     if plan.varlen is not None:
         return attend_varlen(queries_TND, cache, plan.varlen, scoring.scale)

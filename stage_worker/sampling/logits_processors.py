@@ -14,13 +14,13 @@ from torch import Tensor
 from runtime.protocol.step import SlotSampling
 
 
-def is_shaped(sampling: SlotSampling, position: int) -> bool:
-    """Whether `shape_logits` changes anything for the token at `position`."""
+def changes_logits(sampling: SlotSampling, position: int) -> bool:
+    """Whether `process_logits` changes anything for the token at `position`."""
     is_suppressed = position < sampling.suppressed_until
     return sampling.has_penalties or bool(sampling.logit_bias) or is_suppressed
 
 
-def shape_logits(
+def process_logits(
     logits_V: Tensor, sampling: SlotSampling, position: int, token_ids: Sequence[int]
 ) -> Tensor:
     """A changed copy; `token_ids` is the sequence so far, wherever `sampling.has_penalties`.

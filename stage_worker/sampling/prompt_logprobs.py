@@ -17,7 +17,7 @@ from runtime.protocol.step import ScoredToken, SequenceChunk, SlotSampling
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PromptTarget:
     """The token of a prompt that one row of a step predicts."""
 
     row: int
@@ -27,7 +27,9 @@ class Target:
     num_logprobs: int
 
 
-def chunk_targets(chunk: SequenceChunk, first_row: int, sampling: SlotSampling) -> Iterator[Target]:
+def chunk_targets(
+    chunk: SequenceChunk, first_row: int, sampling: SlotSampling
+) -> Iterator[PromptTarget]:
     """What the chunk's rows predict, as far as it is the prompt's and the prompt is scored.
 
     Raises `FrameError` where the step does not tell the token after the chunk.
@@ -44,10 +46,10 @@ def chunk_targets(chunk: SequenceChunk, first_row: int, sampling: SlotSampling) 
             what = f"token {position} of the scored prompt in slot {chunk.slot}"
             raise FrameError(what=what, expected="told with the chunk before it", actual="none")
         row = first_row + offset - 1
-        yield Target(row, chunk.slot, position, token_id, sampling.num_prompt_logprobs)
+        yield PromptTarget(row, chunk.slot, position, token_id, sampling.num_prompt_logprobs)
 
 
-def score(logits_BV: Tensor, targets: Sequence[Target]) -> list[ScoredToken]:
+def score(logits_BV: Tensor, targets: Sequence[PromptTarget]) -> list[ScoredToken]:
     """One scored token per row; raises `NonFiniteLogitsError` for a row with NaN or an infinity."""
     logits_BV = logits_BV.float().cpu()
     normalizers_B = logits_BV.logsumexp(dim=-1)

@@ -21,11 +21,11 @@ from torch import Tensor
 from runtime.errors import GrammarError, NonFiniteLogitsError, StagemeshError
 from runtime.protocol.step import SampledToken, SlotSampling
 from stage_worker.sampling.grammar import GrammarMatcher
-from stage_worker.sampling.logits_processors import is_shaped, shape_logits
+from stage_worker.sampling.logits_processors import changes_logits, process_logits
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SamplingInput:
     """One row's slot and parameters; `position` is that of the token to be drawn.
 
     `token_ids` is the sequence so far if `sampling.needs_tokens`, and else need not be given;
@@ -50,7 +50,7 @@ class _Candidates:
         return _Candidates(self.ids_C[kept_C], self.weights_C[kept_C])
 
 
-def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[SampledToken, ...]:
+def sample(logits_BV: Tensor, draws: Sequence[SamplingInput]) -> tuple[SampledToken, ...]:
     """One token per row. Raises `NonFiniteLogitsError` where a row holds NaN or an infinity."""
     logits_BV = logits_BV.float().cpu()
     is_finite = logits_BV.sum(dim=-1).isfinite().tolist()
@@ -64,7 +64,9 @@ def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[SampledToken, ...]
     )
 
 
-def _sample_row(logits_V: Tensor, normalizer: float, likeliest: int, draw: Draw) -> SampledToken:
+def _sample_row(
+    logits_V: Tensor, normalizer: float, likeliest: int, draw: SamplingInput
+) -> SampledToken:
     sampling = draw.sampling
     try:
         shaped_V = _shape(logits_V, draw)
@@ -88,11 +90,11 @@ def _sample_row(logits_V: Tensor, normalizer: float, likeliest: int, draw: Draw)
     )
 
 
-def _shape(logits_V: Tensor, draw: Draw) -> Tensor:
+def _shape(logits_V: Tensor, draw: SamplingInput) -> Tensor:
     """What is drawn from; raises what `GrammarMatcher.forbidden` raises."""
     sampling = draw.sampling
-    if is_shaped(sampling, draw.position):
-        logits_V = shape_logits(logits_V, sampling, draw.position, draw.token_ids)
+    if changes_logits(sampling, draw.position):
+        logits_V = process_logits(logits_V, sampling, draw.position, draw.token_ids)
     if draw.matcher is not None:
         forbidden_V = draw.matcher.forbidden(draw.token_ids[sampling.num_prompt_tokens :])
         logits_V = logits_V.masked_fill(forbidden_V, -torch.inf)
@@ -106,7 +108,7 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return float(np.random.Generator(bits).random())
 
 
-def _draw(logits_V: Tensor, draw: Draw) -> int:
+def _draw(logits_V: Tensor, draw: SamplingInput) -> int:
     sampling = draw.sampling
     scaled_V = logits_V.double() / sampling.temperature
     candidates = _Candidates(torch.arange(scaled_V.shape[0]), (scaled_V - scaled_V.max()).exp())

@@ -13,23 +13,23 @@ from typing import Self
 from torch import Tensor
 
 from protos import stage_pb2
-from stage_worker.transport.stage_sender import LinkPlan, NextStage, Sent
+from stage_worker.transport.stage_sender import LinkPlan, SentStep, StageSender
 
 
-class NextRanks:
+class FanoutSender:
     """One open stream for each link; use it as an async context manager."""
 
     def __init__(self, plans: Sequence[LinkPlan]) -> None:
         self.parts = tuple(plan.hidden_interval for plan in plans)
         self._plans = plans
-        self._links: list[NextStage] = []
+        self._links: list[StageSender] = []
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Wait until every rank has taken its stream."""
         async with AsyncExitStack() as stack:
             for plan in self._plans:
-                self._links.append(await stack.enter_async_context(NextStage(plan)))
+                self._links.append(await stack.enter_async_context(StageSender(plan)))
             self._stack = stack.pop_all()
         return self
 
@@ -46,7 +46,7 @@ class NextRanks:
                 tasks.create_task(link.read_credits())
                 tasks.create_task(link.watch())
 
-    async def send(self, header: stage_pb2.StepHeader, parts: Sequence[Tensor | None]) -> Sent:
+    async def send(self, header: stage_pb2.StepHeader, parts: Sequence[Tensor | None]) -> SentStep:
         """Send one step, each link its part, as soon as there are credits; sums over the links."""
         async with asyncio.TaskGroup() as tasks:
             sending = [
@@ -54,7 +54,7 @@ class NextRanks:
                 for link, part in zip(self._links, parts, strict=True)
             ]
         sent = [task.result() for task in sending]
-        return Sent(
+        return SentStep(
             ended_at=max(each.ended_at for each in sent),
             num_frames=sum(each.num_frames for each in sent),
             num_bytes=sum(each.num_bytes for each in sent),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from protos import stage_pb2
 from runtime.errors import FrameError
-from stage_worker.device.host_device_copy import Transfers
+from stage_worker.device.host_device_copy import HostDeviceCopier
 from stage_worker.transport.hidden_partition import Interval
 
 TORCH_DTYPES: dict[stage_pb2.DType, torch.dtype] = {
@@ -51,20 +51,20 @@ class PartialStep:
     begun_at: float
     num_finished: int = 0
 
-    def open_slice(self, sender_rank: int, plan: ReceivePlan) -> "Slice":
+    def open_writer(self, sender_rank: int, plan: ReceivePlan) -> "PayloadWriter":
         """Where this sender writes."""
         interval = plan.senders[sender_rank]
         if self.hidden_TH is None or interval is None or plan.hidden_interval is None:
-            return Slice(np.empty((0, 0), np.uint8))
+            return PayloadWriter(np.empty((0, 0), np.uint8))
         origin = plan.hidden_interval[0]
         item_bytes = self.hidden_TH.element_size()
         rows = self.hidden_TH.view(torch.uint8).numpy()
-        return Slice(
+        return PayloadWriter(
             rows[:, (interval[0] - origin) * item_bytes : (interval[1] - origin) * item_bytes]
         )
 
 
-class Slice:
+class PayloadWriter:
     """One sender's part of one step: byte rows of the destination, filled front to back."""
 
     def __init__(self, rows: NDArray[np.uint8]) -> None:
@@ -151,7 +151,9 @@ def _dtype_name(dtype: int) -> str:
     return known.get(stage_pb2.DType.ValueType(dtype), str(dtype))
 
 
-def empty_hidden(num_tokens: int, plan: ReceivePlan, transfers: Transfers) -> torch.Tensor | None:
+def empty_hidden(
+    num_tokens: int, plan: ReceivePlan, transfers: HostDeviceCopier
+) -> torch.Tensor | None:
     """Room for a step's activation [T, H], uninitialized; None where the step carries none."""
     if plan.hidden_interval is None or num_tokens == 0:
         return None

@@ -18,7 +18,7 @@ Interval = tuple[int, int]
 """Begin and end in the whole model's hidden dimension."""
 
 
-def own_interval(hidden_size: int, rank: int, num_ranks: int) -> Interval:
+def hidden_interval(hidden_size: int, rank: int, num_ranks: int) -> Interval:
     """What `rank` of a stage takes and gives."""
     own = share(hidden_size, rank, num_ranks)
     return own.start, own.stop
@@ -28,7 +28,7 @@ def joined(own: Interval, hidden_size: int, num_ranks: int) -> dict[int, Interva
     """The ranks of a neighbouring stage that `own` is shared with, each with what both have."""
     parts = {}
     for rank in range(num_ranks):
-        begin, end = own_interval(hidden_size, rank, num_ranks)
+        begin, end = hidden_interval(hidden_size, rank, num_ranks)
         part = max(begin, own[0]), min(end, own[1])
         if part[0] < part[1]:
             parts[rank] = part

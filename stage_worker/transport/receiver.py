@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from protos import stage_pb2
 from runtime.errors import FrameError, StaleEpochError, StepGapError, WindowExceededError
-from stage_worker.device.host_device_copy import Transfers, Upload
+from stage_worker.device.host_device_copy import HostDeviceCopier, Upload
 from stage_worker.transport.frame_assembly import (
     PartialStep,
+    PayloadWriter,
     ReceivePlan,
-    Slice,
     check_activation,
     check_header,
     check_same_header,
@@ -41,7 +41,7 @@ class Sender:
         self.step = 0
         self.num_credited = 0
         self.credits: asyncio.Queue[int] = asyncio.Queue(maxsize=window)
-        self.slice: Slice | None = None
+        self.writer: PayloadWriter | None = None
 
     def grant(self, step: int) -> None:
         """Give one credit; more unsent ones than the window holds were ignored by the sender."""
@@ -54,7 +54,7 @@ class Sender:
 class Receiver:
     """Frames in, whole steps out. Not thread-safe: used from the event loop only."""
 
-    def __init__(self, plan: ReceivePlan, transfers: Transfers) -> None:
+    def __init__(self, plan: ReceivePlan, transfers: HostDeviceCopier) -> None:
         self._plan = plan
         self._transfers = transfers
         self._senders: dict[int, Sender] = {}
@@ -83,13 +83,13 @@ class Receiver:
             raise FrameError(what="sender rank", expected=sender.rank, actual=head.sender_rank)
         if head.step != sender.step:
             raise StepGapError(expected=sender.step, actual=head.step)
-        if sender.slice is None:
-            sender.slice = self._begin(sender, head, now)
+        if sender.writer is None:
+            sender.writer = self._begin(sender, head, now)
         elif head.HasField("header") or head.HasField("activation"):
             raise FrameError(
                 what="header", expected="on a step's first frame only", actual="another"
             )
-        sender.slice.write(head.offset, frame.payload)
+        sender.writer.write(head.offset, frame.payload)
         if head.last:
             self._finish(sender, now)
 
@@ -108,7 +108,7 @@ class Receiver:
                 expected=epoch_name(self._plan.epoch), actual=epoch_name(frame.head.epoch)
             )
 
-    def _begin(self, sender: Sender, head: stage_pb2.Frame, now: float) -> Slice:
+    def _begin(self, sender: Sender, head: stage_pb2.Frame, now: float) -> PayloadWriter:
         plan = self._plan
         if head.step - sender.num_credited >= plan.window:
             raise WindowExceededError(step=head.step, window=plan.window)
@@ -120,12 +120,12 @@ class Receiver:
         if partial is None:
             partial = PartialStep(head.header, empty_hidden(num_tokens, plan, self._transfers), now)
             self._partials[head.step] = partial
-        return partial.open_slice(sender.rank, plan)
+        return partial.open_writer(sender.rank, plan)
 
     def _finish(self, sender: Sender, now: float) -> None:
-        assert sender.slice is not None
-        sender.slice.check_complete()
-        sender.slice = None
+        assert sender.writer is not None
+        sender.writer.check_complete()
+        sender.writer = None
         partial = self._partials[sender.step]
         partial.num_finished += 1
         if partial.num_finished == len(self._plan.senders):

@@ -15,7 +15,7 @@ from runtime.protocol.step import StepResult
 _NUM_BUFFERED = 256
 
 
-class ResultsLog:
+class ResultStream:
     """Written by the epoch's session, read by one `Results` stream."""
 
     def __init__(self, epoch: stage_pb2.EpochId) -> None:

@@ -42,7 +42,7 @@ class LinkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentStep:
     """What one step's send took; `ended_at` is `time.monotonic` after the last frame's write."""
 
     ended_at: float
@@ -50,7 +50,7 @@ class Sent:
     num_bytes: int
 
 
-class NextStage:
+class StageSender:
     """An open stream to one rank of the next stage; use it as an async context manager."""
 
     def __init__(self, plan: LinkPlan) -> None:
@@ -114,7 +114,7 @@ class NextStage:
             expected += 1
             self._credits.release()
 
-    async def send(self, header: stage_pb2.StepHeader, hidden_TH: torch.Tensor | None) -> Sent:
+    async def send(self, header: stage_pb2.StepHeader, hidden_TH: torch.Tensor | None) -> SentStep:
         """Send one step as soon as there is a credit; `hidden_TH` is on the host, contiguous."""
         await self._credits.acquire()
         self._num_begun += 1
@@ -128,7 +128,7 @@ class NextStage:
             raise self._broken(error) from error
         except asyncio.InvalidStateError as error:
             raise self._ended("it closed the stream") from error
-        return Sent(time.monotonic(), num_frames, num_bytes)
+        return SentStep(time.monotonic(), num_frames, num_bytes)
 
     def _broken(self, error: grpc.aio.AioRpcError) -> EpochEndedError:
         end = channels.epoch_error_from_rpc(error, self._name)

@@ -13,7 +13,7 @@ import torch
 from runtime.checkpoints.checkpoint import Checkpoint
 from stage_worker.execution import stage_runner as stage_module
 from stage_worker.execution.cuda_graphs import DecodeGraphs
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.model.kv_cache import BlockShape
 from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
 from stagemesh import Chat, ChatMessage, GenerationRequest
@@ -45,13 +45,15 @@ def requests(num_tokens: int = 12) -> list[Request]:
     ]
 
 
-def load(folder: Path, counts: tuple[int, ...], dtype: str, max_model_len: int) -> list[Stage]:
+def load(
+    folder: Path, counts: tuple[int, ...], dtype: str, max_model_len: int
+) -> list[StageRunner]:
     checkpoint, first_layers = Checkpoint.open(folder), accumulate(counts, initial=0)
     specs = [
         replace(make_spec(count, first, sum(counts), max_model_len), device="cuda", dtype=dtype)
         for count, first in zip(counts, first_layers, strict=False)
     ]
-    return [Stage.load(checkpoint, spec, lambda done, total: None) for spec in specs]
+    return [StageRunner.load(checkpoint, spec, lambda done, total: None) for spec in specs]
 
 
 @pytest.mark.parametrize("name", TINY_FAMILIES)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.protocol.step import SlotSampling
-from stage_worker.sampling.sampler import Draw, sample
+from stage_worker.sampling.sampler import SamplingInput, sample
 from stagemesh import Chat, ChatMessage, FinishReason, GenerationRequest, Sampling, TokenIds
 from tests.integration.processes import Mesh
 from tests.integration.tiny_chat import TinyChat, assert_matches_reference
@@ -92,7 +92,7 @@ def test_sampled_tokens_are_those_of_the_seed_in_any_split(
     expected: tuple[int, ...] = ()
     for position in range(len(prompt), len(prompt) + 12):
         logits = tiny_chat.model.logprobs((*prompt, *expected))[-1:]
-        (token,) = sample(logits, [Draw(0, slot_sampling, position)])
+        (token,) = sample(logits, [SamplingInput(0, slot_sampling, position)])
         expected += (token.token_id,)
     assert mesh.ask(request).token_ids() == expected
 

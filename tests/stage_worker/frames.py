@@ -7,7 +7,7 @@ import torch
 from protos import stage_pb2
 from runtime.protocol.step import SequenceChunk, Step
 from runtime.protocol.step_codec import step_to_header
-from stage_worker.device.host_device_copy import Transfers
+from stage_worker.device.host_device_copy import HostDeviceCopier
 from stage_worker.transport.frame_assembly import ReceivePlan
 from stage_worker.transport.frame_codec import WireFrame, decode_frame, encode_frame
 from stage_worker.transport.hidden_partition import Interval
@@ -33,7 +33,7 @@ def receive_plan(
 
 def make_receiver(plan: ReceivePlan) -> Receiver:
     """The receiver of a rank on a CPU."""
-    return Receiver(plan, Transfers(torch.device("cpu")))
+    return Receiver(plan, HostDeviceCopier(torch.device("cpu")))
 
 
 def make_header(number: int, num_tokens: int = 3) -> stage_pb2.StepHeader:

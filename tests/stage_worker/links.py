@@ -7,7 +7,7 @@ from typing import Any
 from protos import stage_pb2
 from runtime.rpc import channels
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
-from stage_worker.transport.stage_sender import LinkPlan, NextStage
+from stage_worker.transport.stage_sender import LinkPlan, StageSender
 from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE
 
 Handler = Callable[[ForwardContext], Awaitable[None]]
@@ -19,7 +19,7 @@ def link_plan(address: str = "", hidden_size: int = HIDDEN_SIZE) -> LinkPlan:
 
 
 @asynccontextmanager
-async def linked(handler: Handler, hidden_size: int = HIDDEN_SIZE) -> AsyncIterator[NextStage]:
+async def linked(handler: Handler, hidden_size: int = HIDDEN_SIZE) -> AsyncIterator[StageSender]:
     """A link to a peer that does what `handler` says."""
 
     async def forward(_: Any, context: ForwardContext) -> None:
@@ -31,7 +31,7 @@ async def linked(handler: Handler, hidden_size: int = HIDDEN_SIZE) -> AsyncItera
     address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
     try:
-        async with NextStage(link_plan(address, hidden_size)) as link:
+        async with StageSender(link_plan(address, hidden_size)) as link:
             yield link
     finally:
         await server.stop(grace=1.0)

@@ -19,7 +19,7 @@ from runtime.protocol.step import (
     SlotSampling,
     Step,
 )
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageOutput, StageSpec
 from tests.stage_worker.ranked_stage import RankedStage
 
@@ -77,7 +77,7 @@ def make_spec(
 
 def load_stages(
     folder: Path, layer_counts: Sequence[int], max_model_len: int = 4096
-) -> list[Stage]:
+) -> list[StageRunner]:
     """One stage per count."""
     return [stage.ranks[0] for stage in load_ranked(folder, layer_counts, max_model_len)]
 
@@ -99,7 +99,7 @@ def load_ranked(
             make_spec(count, first, sum(layer_counts), max_model_len, rank, size)
             for rank in range(size)
         ]
-        ranks = [Stage.load(checkpoint, spec, lambda done, total: None) for spec in specs]
+        ranks = [StageRunner.load(checkpoint, spec, lambda done, total: None) for spec in specs]
         stages.append(RankedStage(ranks, overlap))
     return stages
 
@@ -108,7 +108,10 @@ class LocalPipeline:
     """A replica of these stages in an epoch of its own; blocks come in a shuffled order."""
 
     def __init__(
-        self, stages: Sequence[Stage | RankedStage], num_blocks: int = 600, max_sequences: int = 8
+        self,
+        stages: Sequence[StageRunner | RankedStage],
+        num_blocks: int = 600,
+        max_sequences: int = 8,
     ):
         self._stages = stages
         self._block_size = stages[0].spec.block_size

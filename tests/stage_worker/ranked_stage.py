@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.protocol.step import Step
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageOutput
 from tests.stage_worker.collectives.rank_threads import open_groups
 
@@ -17,12 +17,12 @@ _T = TypeVar("_T")
 
 
 class RankedStage:
-    """Looks like a `Stage` that takes and gives whole hidden states; `close` ends an epoch.
+    """Looks like a `StageRunner` that takes and gives whole hidden states; `close` ends an epoch.
 
     `overlap` is as in `GroupSpec`.
     """
 
-    def __init__(self, ranks: Sequence[Stage], overlap: str = "auto") -> None:
+    def __init__(self, ranks: Sequence[StageRunner], overlap: str = "auto") -> None:
         self.ranks = tuple(ranks)
         self.overlap = overlap
         self.spec = ranks[0].spec

@@ -16,8 +16,8 @@ from runtime.rpc import channels
 from runtime.version import PROTOCOL_VERSION
 from stage_worker import server as worker_server
 from stage_worker.collectives import shared_file
-from stage_worker.mesh.health import STAGE_SERVICE, WorkerHealth
 from stage_worker.server import WorkerOptions, serve_worker
+from stage_worker.service import STAGE_SERVICE, WorkerHealth
 
 WAIT_SECONDS = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING

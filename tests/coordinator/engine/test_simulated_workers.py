@@ -11,7 +11,7 @@ import pytest
 from protos import inference_pb2
 from runtime.protocol.step import Step
 from scheduler import POLICY_NAMES, PolicyName
-from stage_worker.execution.simulated_stage import PACED, paced_top
+from stage_worker.execution.simulated_stage import SIMULATED_DEVICE, simulated_logprobs
 from stage_worker.server import WorkerOptions, serve_worker
 from tests.coordinator.toy_mesh import ToyMesh, collect, read_one, token_request, toy_mesh
 from tests.coordinator.toy_model import VOCAB_SIZE
@@ -75,7 +75,7 @@ def paced_answer(prompt: list[int], num_tokens: int) -> list[int]:
     """What a paced mesh generates, whatever its policy."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(paced_top(tokens[-1], len(tokens), VOCAB_SIZE, 1)[0][0])
+        tokens.append(simulated_logprobs(tokens[-1], len(tokens), VOCAB_SIZE, 1)[0][0])
     return tokens[len(prompt) :]
 
 
@@ -89,7 +89,7 @@ async def test_paced_mesh_streams_the_tokens_that_follow_from_their_prompts(
             *(collect(mesh.infer(endless_request(prompt, max_tokens=12))) for prompt in prompts)
         )
         state = await mesh.state()
-    assert {worker.hello.device.kind for worker in state.workers} == {PACED}
+    assert {worker.hello.device.kind for worker in state.workers} == {SIMULATED_DEVICE}
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer[0].tokens == paced_answer(prompt, 12)
 

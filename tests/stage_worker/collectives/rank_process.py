@@ -19,11 +19,11 @@ from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import EpochEndedError, StagemeshError
 from runtime.model_config.tensor_parallel import share_widths
 from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
+from stage_worker.collectives.exchange import agree
 from stage_worker.collectives.group import RankGroup
 from stage_worker.collectives.group_factory import GroupSpec, open_group
-from stage_worker.collectives.step_consensus import agree
 from stage_worker.collectives.torch_group import TorchGroup
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from tests.stage_worker.local_pipeline import make_spec
 
 TIMEOUT_SECONDS = 30.0
@@ -32,7 +32,7 @@ TIMEOUT_SECONDS = 30.0
 def run_model(group: RankGroup, folder: Path) -> object:
     """Log-probabilities after two prompts in one step."""
     spec = make_spec(4, rank=group.rank, tp_size=2)
-    stage = Stage.load(Checkpoint.open(folder), spec, lambda done, total: None)
+    stage = StageRunner.load(Checkpoint.open(folder), spec, lambda done, total: None)
     stage.open_epoch(20, 2, group)
     sampling = SlotSampling(num_logprobs=320)
     prompts = ((3, 14, 15, 92, 65, 35), (27, 18, 28))

@@ -12,7 +12,12 @@ import pytest
 from runtime.errors import SharedMemoryError
 from stage_worker.collectives import shared_file
 from stage_worker.collectives.group_factory import GroupSpec, open_group
-from stage_worker.collectives.shared_file import block_path, map_file, store_path, sweep
+from stage_worker.collectives.shared_file import (
+    block_path,
+    map_file,
+    remove_stale_files,
+    store_path,
+)
 
 # One rank of two, which meets nobody.
 RANK = """
@@ -29,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """In place of /dev/shm; at the end nothing of ours may be left in it."""
     monkeypatch.setattr(shared_file, "_folder", lambda: tmp_path)
     yield tmp_path
-    sweep()
+    remove_stale_files()
     assert not list(tmp_path.glob("stagemesh-*"))
 
 
@@ -42,12 +47,12 @@ def test_sweep_after_all_ranks_were_killed_before_they_met_leaves_no_file() -> N
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"open\n"
-        sweep()
+        remove_stale_files()
         assert block_path(name).exists()
         process.kill()
         process.wait()
     assert block_path(name).exists()
-    sweep()
+    remove_stale_files()
     assert not block_path(name).exists()
 
 
@@ -58,7 +63,7 @@ def test_sweep_keeps_what_a_rank_has_and_its_store(folder: Path) -> None:
         map_file(block_path(name), 4096).close()
         store_path(block_path(name)).touch()
     block_path("stored").unlink()
-    sweep()
+    remove_stale_files()
     assert {path.name for path in folder.iterdir()} == {
         block_path("held").name,
         store_path(block_path("held")).name,
@@ -70,7 +75,7 @@ def test_sweep_touches_no_file_of_others(folder: Path) -> None:
     names = {"stagemesh-notes", f"stagemesh-{'0' * 31}", f"stagemesh-{'g' * 32}", "other"}
     for name in names:
         (folder / name).touch()
-    sweep()
+    remove_stale_files()
     assert {path.name for path in folder.iterdir()} == names
     for name in names:
         (folder / name).unlink()
@@ -115,7 +120,7 @@ def test_sweep_keeps_a_block_that_a_rank_made_anew_after_another_sweep(
     map_file(path, 4096).close()
     store_path(path).touch()
     monkeypatch.setattr(fcntl, "flock", flock_after_another_sweep)
-    sweep()
+    remove_stale_files()
     assert set(folder.iterdir()) == {path, store_path(path)}
     rank.close()
 

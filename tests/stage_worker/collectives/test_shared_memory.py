@@ -17,7 +17,7 @@ from runtime.errors import (
 )
 from runtime.model_config.tensor_parallel import share_widths
 from runtime.protocol.step import SequenceChunk, Step
-from stage_worker.collectives.group import SOLO, PendingSum, RankGroup
+from stage_worker.collectives.group import SINGLE_RANK, PendingSum, RankGroup
 from stage_worker.collectives.group_factory import GroupSpec, open_group
 from stage_worker.collectives.shared_file import block_path
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
@@ -241,9 +241,9 @@ def test_group_without_room_for_its_memory_is_refused_with_the_place(
 
 
 def test_group_of_one_rank_is_the_shared_solo_group() -> None:
-    assert open_group(GroupSpec("alone", 0, 1)) is SOLO
+    assert open_group(GroupSpec("alone", 0, 1)) is SINGLE_RANK
     x = torch.ones(2, 2)
-    assert SOLO.all_reduce_(x) is x
-    assert SOLO.begin_all_reduce_(x).finish() is x
-    assert SOLO.all_gather(x, (2,)) is x
-    assert SOLO.gather(x, (2,)) is x
+    assert SINGLE_RANK.all_reduce_(x) is x
+    assert SINGLE_RANK.begin_all_reduce_(x).finish() is x
+    assert SINGLE_RANK.all_gather(x, (2,)) is x
+    assert SINGLE_RANK.gather(x, (2,)) is x

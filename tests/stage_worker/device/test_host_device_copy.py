@@ -6,20 +6,20 @@ import threading
 import pytest
 import torch
 
-from stage_worker.device.host_device_copy import Download, Transfers
+from stage_worker.device.host_device_copy import Download, HostDeviceCopier
 
 HIDDEN = torch.arange(6.0).view(2, 3)
 
 
 def test_cpu_hands_on_the_very_tensor_without_a_copy() -> None:
-    transfers = Transfers(torch.device("cpu"))
+    transfers = HostDeviceCopier(torch.device("cpu"))
     room = transfers.empty(2, 3, torch.bfloat16)
     assert (room.shape, room.dtype, room.is_pinned()) == ((2, 3), torch.bfloat16, False)
     assert transfers.upload(HIDDEN).arrived() is HIDDEN
 
 
 async def test_download_on_a_cpu_has_arrived() -> None:
-    transfers = Transfers(torch.device("cpu"))
+    transfers = HostDeviceCopier(torch.device("cpu"))
     (part, nothing) = await transfers.download((HIDDEN, None)).arrived()
     assert part is HIDDEN
     assert nothing is None

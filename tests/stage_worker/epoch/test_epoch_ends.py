@@ -12,7 +12,7 @@ from runtime.errors import SlotError
 from runtime.protocol.step import Step
 from runtime.rpc import channels
 from stage_worker.execution.slot_table import SlotTable
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from tests.stage_worker.live_worker import (
     coordinator_frame,
     end_of,
@@ -149,7 +149,7 @@ async def test_bug_while_computing_ends_the_epoch_as_internal(
     async with live_workers(1) as workers:
         await load_pipeline(workers, tiny_model.folder)
         epoch = await open_pipeline(workers, counter=1)
-        monkeypatch.setattr(Stage, "run", _broken_run)
+        monkeypatch.setattr(StageRunner, "run", _broken_run)
         await workers[0].forward().write(coordinator_frame(epoch, Step(0)))
 
         assert (await failure_of(workers[0], epoch)).code == "internal"

@@ -16,15 +16,15 @@ from runtime.protocol.result_codec import result_from_proto
 from runtime.protocol.step import SendTiming, Step
 from runtime.rpc import channels
 from stage_worker.device.device_thread import DeviceThread
-from stage_worker.epoch.epoch_plan import EpochPlan
+from stage_worker.epoch.epoch_plan import RankEpochPlan
 from stage_worker.epoch.epoch_session import EpochSession
 from stage_worker.execution.stage_spec import StageOutput
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
-from stage_worker.transport.stage_sender import LinkPlan, NextStage
+from stage_worker.transport.stage_sender import LinkPlan, StageSender
 from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE, make_header, receive_plan
 
 if TYPE_CHECKING:
-    from stage_worker.execution.stage_runner import Stage
+    from stage_worker.execution.stage_runner import StageRunner
 
 WAIT_SECONDS = 20.0
 NUM_TOKENS = 2
@@ -80,7 +80,7 @@ class _After:
 class _Before:
     """The stage before: sends steps as its credits allow."""
 
-    def __init__(self, link: NextStage, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, link: StageSender, tasks: asyncio.TaskGroup) -> None:
         self._link = link
         self._tasks = tasks
         self._num_steps = 0
@@ -112,8 +112,8 @@ async def _middle(
     ):
         link = LinkPlan(EPOCH, 0, after_address, window, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE))
         with closing(DeviceThread(1)) as thread:
-            plan = EpochPlan(receive_plan(window=window), (link,), is_sequential=is_sequential)
-            session = EpochSession(plan, cast("Stage", device), thread)
+            plan = RankEpochPlan(receive_plan(window=window), (link,), is_sequential=is_sequential)
+            session = EpochSession(plan, cast("StageRunner", device), thread)
             running = tasks.create_task(session.run())
 
             async def forward(_: Any, context: ForwardContext) -> None:
@@ -123,7 +123,7 @@ async def _middle(
                 before_plan = LinkPlan(
                     EPOCH, 0, address, window, stage_pb2.DTYPE_FLOAT32, (0, HIDDEN_SIZE)
                 )
-                async with NextStage(before_plan) as before:
+                async with StageSender(before_plan) as before:
                     crediting = tasks.create_task(before.read_credits())
                     yield _Before(before, tasks), device, session, after
                     crediting.cancel()

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from runtime.checkpoints.checkpoint import Checkpoint
-from stage_worker.execution.stage_runner import Stage
-from stage_worker.loading.reference_logprobs import record_canary
+from stage_worker.execution.stage_runner import StageRunner
+from stage_worker.loading.reference_logprobs import reference_logprobs
 from tests.stage_worker.local_pipeline import (
     LocalPipeline,
     Request,
@@ -93,7 +93,7 @@ def test_family_in_bfloat16_stays_near_the_reference(name: str, make_model: Make
     model, family = make_model(name), TINY_FAMILIES[name]
     spec = replace(make_spec(4, max_model_len=family.max_model_len), dtype="bfloat16")
     pipeline = LocalPipeline(
-        [Stage.load(Checkpoint.open(model.folder), spec, lambda done, total: None)]
+        [StageRunner.load(Checkpoint.open(model.folder), spec, lambda done, total: None)]
     )
     prompt = make_prompt(31)
     ((token,),) = pipeline.generate([Request(prompt, sampling=EVERYTHING)], repeat(10))
@@ -108,7 +108,7 @@ def test_family_in_bfloat16_stays_near_the_reference(name: str, make_model: Make
 def test_record_canary_of_any_family_matches_transformers(name: str, make_model: MakeModel) -> None:
     model, family = make_model(name), TINY_FAMILIES[name]
     prompt = make_prompt(family.prompt_lengths[1])
-    top_ids, top_logprobs = record_canary(
+    top_ids, top_logprobs = reference_logprobs(
         Checkpoint.open(model.folder), prompt, 10, lambda done, total: None
     )
     expected = model.logprobs(prompt)[-1].topk(10)
@@ -121,7 +121,7 @@ def test_record_canary_of_longrope_is_what_a_route_of_that_length_says(
     max_model_len: int, make_model: MakeModel
 ) -> None:
     folder, prompt = make_model("phi3_long").folder, make_prompt(15)
-    top_ids, top_logprobs = record_canary(
+    top_ids, top_logprobs = reference_logprobs(
         Checkpoint.open(folder), prompt, 10, lambda *_: None, max_model_len
     )
     pipeline = LocalPipeline(load_stages(folder, (1, 3), max_model_len))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scheduler import FixedPolicy, Scheduler, SchedulerLimits, SequenceRequest
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from tests.stage_worker.local_pipeline import Request, load_stages
 from tests.stage_worker.reference import EVERYTHING, assert_matches, make_prompt
 from tests.tiny_models import TinyModel, make_tiny_llama
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 class ScheduledPipeline:
     """Stages that run what a scheduler makes, a few steps behind it."""
 
-    def __init__(self, stages: list[Stage], num_blocks: int, prefix_caching: bool) -> None:
+    def __init__(self, stages: list[StageRunner], num_blocks: int, prefix_caching: bool) -> None:
         limits = SchedulerLimits(
             num_blocks=num_blocks,
             block_size=8,

@@ -11,8 +11,8 @@ import torch
 from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import EpochEndedError, FrameError, HeaderMismatchError, TooManyRanksError
 from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
-from stage_worker.execution.stage_runner import Stage
-from stage_worker.loading.reference_logprobs import record_canary
+from stage_worker.execution.stage_runner import StageRunner
+from stage_worker.loading.reference_logprobs import reference_logprobs
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
 from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_ranked, make_spec
 from tests.stage_worker.ranked_stage import RankedStage
@@ -87,7 +87,7 @@ def test_ranks_in_reduced_precision_stay_near_the_reference(
     model, prompt = make_model("nine_of_three"), make_prompt(31)
     checkpoint = Checkpoint.open(model.folder)
     specs = [replace(make_spec(4, rank=rank, tp_size=3), dtype=dtype) for rank in range(3)]
-    ranks = [Stage.load(checkpoint, spec, lambda done, total: None) for spec in specs]
+    ranks = [StageRunner.load(checkpoint, spec, lambda done, total: None) for spec in specs]
     pipeline = LocalPipeline([RankedStage(ranks)])
     ((token,),) = pipeline.generate([Request(prompt, sampling=EVERYTHING)], repeat(10))
     pipeline.close()
@@ -99,7 +99,7 @@ def test_ranks_in_reduced_precision_stay_near_the_reference(
 
 def test_ranks_say_to_the_canary_what_one_piece_says(make_model: MakeModel) -> None:
     model, prompt = make_model("nine_of_three"), make_prompt(25)
-    top_ids, top_logprobs = record_canary(
+    top_ids, top_logprobs = reference_logprobs(
         Checkpoint.open(model.folder), prompt, 10, lambda done, total: None
     )
     pipeline = LocalPipeline(load_ranked(model.folder, (2, 2), tp_sizes=(2, 3)))
@@ -115,7 +115,7 @@ def test_stage_load_with_more_ranks_than_heads_is_refused_with_the_numbers(
     """Case 22 (dllama#139, #98)."""
     checkpoint = Checkpoint.open(make_model("nine_of_three").folder)
     with pytest.raises(TooManyRanksError) as caught:
-        Stage.load(checkpoint, make_spec(4, tp_size=4), lambda done, total: None)
+        StageRunner.load(checkpoint, make_spec(4, tp_size=4), lambda done, total: None)
     assert (caught.value.tp_size, caught.value.num_kv_heads, caught.value.num_heads) == (4, 3, 9)
 
 

@@ -16,7 +16,7 @@ from runtime.errors import (
     TokenOutOfVocabularyError,
 )
 from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages, make_spec
 from tests.tiny_models import TinyModel, make_tiny_llama
 
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 @pytest.fixture
-def stages(model: TinyModel) -> list[Stage]:
+def stages(model: TinyModel) -> list[StageRunner]:
     stages = load_stages(model.folder, (2, 2))
     for stage in stages:
         stage.open_epoch(num_blocks=4, max_sequences=2)
@@ -58,19 +58,19 @@ def no_progress(done: int, total: int) -> None:
     ids=["none", "rows", "columns", "flat", "dtype"],
 )
 def test_stage_hidden_states_that_do_not_fit_raises(
-    stages: list[Stage], hidden_TH: Tensor | None
+    stages: list[StageRunner], hidden_TH: Tensor | None
 ) -> None:
     with pytest.raises(FrameError, match="hidden states"):
         stages[1].run(make_step(1, 2, 3), hidden_TH)
 
 
-def test_stage_first_one_given_hidden_states_raises(stages: list[Stage]) -> None:
+def test_stage_first_one_given_hidden_states_raises(stages: list[StageRunner]) -> None:
     with pytest.raises(FrameError, match="hidden states"):
         stages[0].run(make_step(1, 2, 3), torch.zeros(3, HIDDEN_SIZE))
 
 
 def test_stage_token_outside_the_vocabulary_raises_on_the_first_stage_only(
-    stages: list[Stage],
+    stages: list[StageRunner],
 ) -> None:
     step = make_step(1, 320, 3)
     with pytest.raises(TokenOutOfVocabularyError) as caught:
@@ -80,20 +80,20 @@ def test_stage_token_outside_the_vocabulary_raises_on_the_first_stage_only(
 
 
 def test_stage_wrong_position_raises_before_hidden_states_are_looked_at(
-    stages: list[Stage],
+    stages: list[StageRunner],
 ) -> None:
     stages[1].run(make_step(1, 2), torch.zeros(2, HIDDEN_SIZE))
     with pytest.raises(PositionError):
         stages[1].run(make_step(5, number=1, position=1), None)
 
 
-def test_stage_hidden_states_with_nan_raise_naming_the_slot(stages: list[Stage]) -> None:
+def test_stage_hidden_states_with_nan_raise_naming_the_slot(stages: list[StageRunner]) -> None:
     with pytest.raises(NonFiniteLogitsError) as caught:
         stages[1].run(make_step(1, 2), torch.full((2, HIDDEN_SIZE), torch.nan))
     assert caught.value.slot == 0
 
 
-def test_stage_step_without_tokens_gives_nothing_on(stages: list[Stage]) -> None:
+def test_stage_step_without_tokens_gives_nothing_on(stages: list[StageRunner]) -> None:
     for stage in stages:
         output = stage.run(Step(0, opened_slots=(SlotOpening(1, SlotSampling()),)), None)
         assert (output.hidden_TH, output.sampled) == (None, ())
@@ -102,7 +102,7 @@ def test_stage_step_without_tokens_gives_nothing_on(stages: list[Stage]) -> None
         assert stage.num_slots_used == 0
 
 
-def test_stage_chunk_that_samples_nothing_runs_no_head(stages: list[Stage]) -> None:
+def test_stage_chunk_that_samples_nothing_runs_no_head(stages: list[StageRunner]) -> None:
     step = make_step(1, 2, sample=False)
     hidden_TH = stages[0].run(step, None).hidden_TH
     assert hidden_TH is not None
@@ -110,7 +110,7 @@ def test_stage_chunk_that_samples_nothing_runs_no_head(stages: list[Stage]) -> N
     assert stages[1].run(step, hidden_TH).sampled == ()
 
 
-def test_stage_input_stays_as_it_was(stages: list[Stage]) -> None:
+def test_stage_input_stays_as_it_was(stages: list[StageRunner]) -> None:
     hidden_TH = torch.randn(2, HIDDEN_SIZE)
     before = hidden_TH.clone()
     stages[1].run(make_step(1, 2), hidden_TH)
@@ -118,7 +118,7 @@ def test_stage_input_stays_as_it_was(stages: list[Stage]) -> None:
 
 
 def test_stage_new_epoch_after_an_error_answers_as_if_fresh(
-    stages: list[Stage],
+    stages: list[StageRunner],
 ) -> None:
     requests = [Request((5, 6, 7, 8), num_tokens=6)]
     fresh = LocalPipeline(stages)
@@ -137,12 +137,12 @@ def test_stage_kv_capacity_counts_its_own_layers_only(model: TinyModel) -> None:
     block_bytes = 8 * 2 * 2 * 16 * 4
     for num_layers in (1, 3):
         spec = replace(make_spec(num_layers, of=4), kv_memory_bytes=100 * block_bytes)
-        stage = Stage.load(Checkpoint.open(model.folder), spec, no_progress)
+        stage = StageRunner.load(Checkpoint.open(model.folder), spec, no_progress)
         assert stage.kv_block_capacity() == 100 // num_layers
 
 
 def test_stage_kv_memory_below_one_block_raises_with_the_numbers(model: TinyModel) -> None:
-    stage = Stage.load(
+    stage = StageRunner.load(
         Checkpoint.open(model.folder), replace(make_spec(4), kv_memory_bytes=1000), no_progress
     )
     with pytest.raises(NotEnoughMemoryError) as caught:
@@ -154,7 +154,7 @@ def test_stage_kv_memory_below_one_block_raises_with_the_numbers(model: TinyMode
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_stage_reduced_precision_stays_near_the_reference(model: TinyModel, dtype: str) -> None:
     sampling = SlotSampling(num_logprobs=320)
-    stage = Stage.load(
+    stage = StageRunner.load(
         Checkpoint.open(model.folder), replace(make_spec(4), dtype=dtype), no_progress
     )
     prompt = tuple(range(3, 40))

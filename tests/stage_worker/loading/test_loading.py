@@ -13,7 +13,7 @@ from runtime.errors import RequestCancelledError
 from runtime.rpc import channels
 from stage_worker import worker as worker_module
 from stage_worker.device.progress import ProgressFn
-from stage_worker.loading.loading import LoadedPart
+from stage_worker.loading.loading import LoadedStage
 from tests.stage_worker.live_worker import (
     PROMPT,
     WAIT_SECONDS,
@@ -204,7 +204,7 @@ async def test_load_while_another_loads_is_refused_until_its_client_leaves(
     go_on, stopped = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow_load(_: object, __: object, progress: ProgressFn) -> LoadedPart:
+    def slow_load(_: object, __: object, progress: ProgressFn) -> LoadedStage:
         progress(0, 1)
         assert go_on.wait(WAIT_SECONDS)
         try:
@@ -217,7 +217,7 @@ async def test_load_while_another_loads_is_refused_until_its_client_leaves(
     (assignment,) = make_assignments(tiny_model.folder, (4,))
     async with live_workers(1) as (worker,):
         with monkeypatch.context() as patch:
-            patch.setattr(worker_module, "load_part", slow_load)
+            patch.setattr(worker_module, "load_stage", slow_load)
             call = worker.stub.Load(stage_pb2.LoadRequest(assignment=assignment))
             await call.read()
 

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import CheckpointError
-from stage_worker.loading.reference_logprobs import record_canary
+from stage_worker.loading.reference_logprobs import reference_logprobs
 from tests.tiny_models import make_tiny_llama
 
 PROMPT = (1, 17, 300, 5, 5, 42)
@@ -16,7 +16,7 @@ PROMPT = (1, 17, 300, 5, 5, 42)
 def test_record_canary_matches_transformers(name: str, tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path, name)
     layers_done: list[tuple[int, int]] = []
-    top_ids, top_logprobs = record_canary(
+    top_ids, top_logprobs = reference_logprobs(
         Checkpoint.open(model.folder),
         PROMPT,
         10,
@@ -33,4 +33,4 @@ def test_record_canary_broken_checkpoint_raises(tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(CheckpointError):
-        record_canary(Checkpoint.open(folder), PROMPT, 10, lambda done, total: None)
+        reference_logprobs(Checkpoint.open(folder), PROMPT, 10, lambda done, total: None)

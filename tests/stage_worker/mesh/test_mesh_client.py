@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from protos import mesh_pb2
 from runtime.backoff import Backoff
 from stage_worker.mesh import mesh_client
-from stage_worker.mesh.mesh_client import stay_joined
+from stage_worker.mesh.mesh_client import maintain_membership
 from tests.stage_worker.mesh.played_coordinator import (
     HELLO,
     WAIT_SECONDS,
@@ -33,7 +33,7 @@ async def _joining(
 ) -> AsyncIterator[asyncio.Queue[bool]]:
     """Stays joined; yields what it tells about that."""
     told: asyncio.Queue[bool] = asyncio.Queue()
-    task = asyncio.create_task(stay_joined(address, make_hello, told.put, never_leaves()))
+    task = asyncio.create_task(maintain_membership(address, make_hello, told.put, never_leaves()))
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             yield told

@@ -8,7 +8,7 @@ import pytest
 from protos import mesh_pb2
 from runtime.errors import ProtocolVersionError, WorkerRefusedError, find_error
 from runtime.rpc import channels
-from stage_worker.mesh.mesh_client import LeaveRequest, stay_joined
+from stage_worker.mesh.mesh_client import LeaveRequest, maintain_membership
 from tests.stage_worker.mesh.played_coordinator import (
     WAIT_SECONDS,
     Context,
@@ -39,7 +39,7 @@ async def test_stay_joined_refused_raises_the_reason(
 ) -> None:
     async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
         with pytest.raises(WorkerRefusedError, match=reason):
-            await stay_joined(address, say_hello, note_nothing, never_leaves())
+            await maintain_membership(address, say_hello, note_nothing, never_leaves())
 
 
 async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coordinator() -> None:
@@ -49,7 +49,7 @@ async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coor
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(WorkerRefusedError, match=r"--mesh address.*50051") as caught:
-                await stay_joined(address, say_hello, note_nothing, never_leaves())
+                await maintain_membership(address, say_hello, note_nothing, never_leaves())
     finally:
         await server.stop(grace=None)
 
@@ -68,7 +68,7 @@ async def test_stay_joined_http_server_is_a_refusal_that_names_the_right_port() 
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(WorkerRefusedError, match=r"speaks HTTP.*--mesh.*50051"):
-                await stay_joined(address, say_hello, note_nothing, never_leaves())
+                await maintain_membership(address, say_hello, note_nothing, never_leaves())
 
 
 async def test_stay_joined_released_returns() -> None:
@@ -79,7 +79,7 @@ async def test_stay_joined_released_returns() -> None:
 
     told: asyncio.Queue[bool] = asyncio.Queue()
     async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
-        await stay_joined(address, say_hello, told.put, never_leaves())
+        await maintain_membership(address, say_hello, told.put, never_leaves())
     assert [told.get_nowait(), told.get_nowait()] == [True, False]
 
 
@@ -95,7 +95,7 @@ async def test_stay_joined_asked_to_leave_says_so_and_goes_when_released() -> No
     departure = LeaveRequest(asyncio.Event(), grace_seconds=7.0)
     departure.asked.set()
     async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
-        await stay_joined(address, say_hello, note_nothing, departure)
+        await maintain_membership(address, say_hello, note_nothing, departure)
 
 
 async def test_stay_joined_asked_to_leave_goes_with_its_coordinator() -> None:
@@ -106,4 +106,4 @@ async def test_stay_joined_asked_to_leave_goes_with_its_coordinator() -> None:
         departure.asked.set()
 
     async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
-        await stay_joined(address, say_hello, note_nothing, departure)
+        await maintain_membership(address, say_hello, note_nothing, departure)

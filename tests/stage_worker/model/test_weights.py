@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.checkpoints.checkpoint import Checkpoint
 from runtime.errors import CheckpointError
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.model import weights
 from stage_worker.model.weights import WeightReader
 from tests.stage_worker.local_pipeline import make_spec
@@ -104,26 +104,28 @@ NAME = "model.layers.1.self_attn.k_proj.weight"
 def test_stage_load_missing_tensor_raises_naming_it(folder: Path) -> None:
     rewrite(folder, **{NAME: None})
     with pytest.raises(CheckpointError, match=NAME) as caught:
-        Stage.load(Checkpoint.open(folder), make_spec(4), no_progress)
+        StageRunner.load(Checkpoint.open(folder), make_spec(4), no_progress)
     assert "missing" in caught.value.problem
 
 
 def test_stage_load_misshapen_tensor_raises_with_both_shapes(folder: Path) -> None:
     rewrite(folder, **{NAME: torch.zeros(95, 64)})
     with pytest.raises(CheckpointError) as caught:
-        Stage.load(Checkpoint.open(folder), make_spec(4), no_progress)
+        StageRunner.load(Checkpoint.open(folder), make_spec(4), no_progress)
     assert caught.value.problem == f"tensor {NAME}: expected shape [96, 64], found [95, 64]"
 
 
 def test_stage_load_integer_tensor_raises(folder: Path) -> None:
     rewrite(folder, **{NAME: torch.zeros(96, 64, dtype=torch.int8)})
     with pytest.raises(CheckpointError, match="found I8"):
-        Stage.load(Checkpoint.open(folder), make_spec(4), no_progress)
+        StageRunner.load(Checkpoint.open(folder), make_spec(4), no_progress)
 
 
 def test_stage_load_flaw_in_another_stages_layer_is_not_its_own(folder: Path) -> None:
     rewrite(folder, **{NAME: None})
-    stage = Stage.load(Checkpoint.open(folder), make_spec(2, first_layer=2, of=4), no_progress)
+    stage = StageRunner.load(
+        Checkpoint.open(folder), make_spec(2, first_layer=2, of=4), no_progress
+    )
     assert stage.weights_bytes > 0
 
 
@@ -148,7 +150,7 @@ def test_stage_load_progress_rises_to_the_bytes_of_its_part(
 ) -> None:
     folder = make_tiny_llama(tmp_path, name).folder
     calls: list[tuple[int, int]] = []
-    stage = Stage.load(
+    stage = StageRunner.load(
         Checkpoint.open(folder),
         make_spec(num_layers, first_layer, of=4),
         lambda done, total: calls.append((done, total)),

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from runtime.errors import GrammarError, ModelConfigError
 from runtime.protocol.step import SlotOpening, SlotSampling, Step
 from stage_worker.sampling.grammar import GrammarMatcher, GrammarMatchers, GrammarTokenizer
-from stage_worker.sampling.sampler import Draw, sample
+from stage_worker.sampling.sampler import SamplingInput, sample
 from tests.tiny_tokenizer import VOCAB_SIZE, write_tiny_tokenizer
 
 EOS_ID = 2
@@ -131,7 +131,7 @@ def test_sample_draws_the_likeliest_of_what_is_allowed_and_tells_the_models_own_
     allowed = (~matcher.forbidden(())).nonzero()[:, 0].tolist()
     logits = torch.linspace(0, 1, tokenizer.vocab_size).flip(0)
     logits[allowed[1]] = 5.0
-    [token] = sample(logits[None], [Draw(4, sampling, 3, PROMPT, matcher)])
+    [token] = sample(logits[None], [SamplingInput(4, sampling, 3, PROMPT, matcher)])
     assert token.token_id in allowed
     assert temperature or token.token_id == allowed[1]
     assert token.logprob == pytest.approx(float(logits.log_softmax(0)[token.token_id]), abs=1e-5)
@@ -148,8 +148,8 @@ def test_sample_matcher_that_fails_costs_its_own_slot_alone(tokenizer: GrammarTo
     failed, drawn = sample(
         logits,
         [
-            Draw(0, sampling, 5, (*PROMPT, 90, 91), matchers.get(0)),
-            Draw(1, SlotSampling(), 5),
+            SamplingInput(0, sampling, 5, (*PROMPT, 90, 91), matchers.get(0)),
+            SamplingInput(1, SlotSampling(), 5),
         ],
     )
     assert "doesn't satisfy the grammar" in failed.problem

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.protocol.step import SlotSampling
-from stage_worker.sampling.logits_processors import is_shaped, shape_logits
-from stage_worker.sampling.sampler import Draw, sample
+from stage_worker.sampling.logits_processors import changes_logits, process_logits
+from stage_worker.sampling.sampler import SamplingInput, sample
 
 VOCAB_SIZE = 12
 ids = st.integers(0, VOCAB_SIZE - 1)
@@ -50,8 +50,8 @@ def test_shaped_logits_are_what_the_formulas_say(
     for token_id, value in bias.items():
         expected[token_id] += value
     before = logits_V.clone()
-    if is_shaped(sampling, len(token_ids)):
-        shaped_V = shape_logits(logits_V, sampling, len(token_ids), token_ids)
+    if changes_logits(sampling, len(token_ids)):
+        shaped_V = process_logits(logits_V, sampling, len(token_ids), token_ids)
         np.testing.assert_allclose(shaped_V.numpy(), expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(logits_V, before)
 
@@ -60,7 +60,9 @@ def test_shaped_logits_are_what_the_formulas_say(
 def test_suppressed_token_comes_only_from_its_position_on(temperature: float) -> None:
     logits_BV = torch.tensor([[0.0, 50.0, 1.0]])
     sampling = SlotSampling(temperature=temperature, suppressed_ids=(1,), suppressed_until=7)
-    early, late = (sample(logits_BV, [Draw(0, sampling, position)])[0] for position in (6, 7))
+    early, late = (
+        sample(logits_BV, [SamplingInput(0, sampling, position)])[0] for position in (6, 7)
+    )
     assert early.token_id != 1
     assert late.token_id == 1
 
@@ -68,7 +70,7 @@ def test_suppressed_token_comes_only_from_its_position_on(temperature: float) ->
 def test_logprobs_of_a_shaped_row_are_the_models_own() -> None:
     logits_BV = torch.tensor([[0.0, 3.0, 1.0]])
     sampling = SlotSampling(num_logprobs=3, logit_bias=((0, 100.0),))
-    [token] = sample(logits_BV, [Draw(0, sampling, 5)])
+    [token] = sample(logits_BV, [SamplingInput(0, sampling, 5)])
     expected = logits_BV[0].log_softmax(0)
     assert token.token_id == 0
     assert token.logprob == pytest.approx(float(expected[0]), rel=1e-5)

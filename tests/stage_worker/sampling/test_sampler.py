@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.errors import NonFiniteLogitsError
 from runtime.protocol.step import SampledToken, SlotSampling
-from stage_worker.sampling.sampler import Draw, sample, uniform
+from stage_worker.sampling.sampler import SamplingInput, sample, uniform
 
 VOCAB_SIZE = 40
 
@@ -33,7 +33,7 @@ def make_logits(seed: int, scale: float = 2.0, num_rows: int = 1) -> Tensor:
 
 
 def draw_one(logits_V: Tensor, sampling: SlotSampling, position: int = 0) -> SampledToken:
-    return sample(logits_V[None], [Draw(0, sampling, position)])[0]
+    return sample(logits_V[None], [SamplingInput(0, sampling, position)])[0]
 
 
 def kept_probabilities(logits_V: Tensor, sampling: SlotSampling) -> npt.NDArray[np.float64]:
@@ -76,7 +76,7 @@ def test_sample_many_positions_follows_the_distribution() -> None:
     logits_V = make_logits(3)[0]
     num_draws = 4000
     tokens = sample(
-        logits_V.expand(num_draws, -1), [Draw(0, sampling, p) for p in range(num_draws)]
+        logits_V.expand(num_draws, -1), [SamplingInput(0, sampling, p) for p in range(num_draws)]
     )
     counts = Counter(token.token_id for token in tokens)
     expected = num_draws * kept_probabilities(logits_V, sampling)
@@ -94,7 +94,7 @@ def test_sample_rows_in_any_order_and_company_draw_the_same_tokens(
     batch: list[SlotSampling], random: np.random.Generator
 ) -> None:
     logits_BV = make_logits(1, num_rows=len(batch))
-    draws = [Draw(slot, sampling, 7 * slot) for slot, sampling in enumerate(batch)]
+    draws = [SamplingInput(slot, sampling, 7 * slot) for slot, sampling in enumerate(batch)]
     alone = [sample(logits_BV[slot : slot + 1], [draw])[0] for slot, draw in enumerate(draws)]
     order = list(range(len(batch)))
     random.shuffle(order)
@@ -167,7 +167,7 @@ def test_sample_more_logprobs_than_vocabulary_reports_all() -> None:
 def test_sample_row_that_is_not_finite_raises_naming_the_slot(value: float) -> None:
     logits_BV = make_logits(0, num_rows=3)
     logits_BV[1, 5] = value
-    draws = [Draw(slot, SlotSampling(), 0) for slot in (4, 9, 2)]
+    draws = [SamplingInput(slot, SlotSampling(), 0) for slot in (4, 9, 2)]
     with pytest.raises(NonFiniteLogitsError) as caught:
         sample(logits_BV, draws)
     assert caught.value.slot == 9

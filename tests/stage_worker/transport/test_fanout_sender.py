@@ -9,7 +9,7 @@ import torch
 
 from protos import stage_pb2
 from runtime.rpc import channels
-from stage_worker.transport.fanout_sender import NextRanks
+from stage_worker.transport.fanout_sender import FanoutSender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
 from stage_worker.transport.hidden_partition import Interval, cut
 from stage_worker.transport.stage_sender import LinkPlan
@@ -41,7 +41,7 @@ class _Peer:
 
 
 @asynccontextmanager
-async def _linked() -> AsyncIterator[tuple[NextRanks, list[_Peer]]]:
+async def _linked() -> AsyncIterator[tuple[FanoutSender, list[_Peer]]]:
     peers = [_Peer() for _ in PARTS]
     async with AsyncExitStack() as stack:
         plans = []
@@ -52,7 +52,7 @@ async def _linked() -> AsyncIterator[tuple[NextRanks, list[_Peer]]]:
             await server.start()
             stack.push_async_callback(server.stop, None)
             plans.append(LinkPlan(EPOCH, 0, address, WINDOW, stage_pb2.DTYPE_FLOAT32, part))
-        yield await stack.enter_async_context(NextRanks(plans)), peers
+        yield await stack.enter_async_context(FanoutSender(plans)), peers
 
 
 async def test_send_gives_each_rank_its_part_with_the_same_header() -> None:

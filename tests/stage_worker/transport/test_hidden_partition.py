@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage_worker.transport.hidden_partition import cut, joined, own_interval
+from stage_worker.transport.hidden_partition import cut, hidden_interval, joined
 
 
 @given(tp_size=st.integers(1, 8), hidden_size=st.integers(8, 100), data=st.data())
@@ -12,7 +12,7 @@ def test_joined_as_many_ranks_on_both_sides_is_the_own_rank_alone(
     tp_size: int, hidden_size: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, tp_size - 1))
-    own = own_interval(hidden_size, rank, tp_size)
+    own = hidden_interval(hidden_size, rank, tp_size)
     assert joined(own, hidden_size, tp_size) == {rank: own}
 
 
@@ -26,14 +26,14 @@ def test_joined_both_sides_see_the_same_parts_and_every_column_goes_once(
         (sender, receiver): part
         for sender in range(num_senders)
         for receiver, part in joined(
-            own_interval(hidden_size, sender, num_senders), hidden_size, num_receivers
+            hidden_interval(hidden_size, sender, num_senders), hidden_size, num_receivers
         ).items()
     }
     received = {
         (sender, receiver): part
         for receiver in range(num_receivers)
         for sender, part in joined(
-            own_interval(hidden_size, receiver, num_receivers), hidden_size, num_senders
+            hidden_interval(hidden_size, receiver, num_receivers), hidden_size, num_senders
         ).items()
     }
     assert sent == received

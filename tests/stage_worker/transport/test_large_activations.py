@@ -9,7 +9,7 @@ import torch
 from protos import stage_pb2
 from runtime.errors import EpochEndedError, FrameError, StepGapError
 from stage_worker.transport.frame_codec import ForwardContext
-from stage_worker.transport.stage_sender import NextStage
+from stage_worker.transport.stage_sender import StageSender
 from tests.stage_worker.frames import HIDDEN_SIZE, make_header
 from tests.stage_worker.links import linked, next_frame
 
@@ -75,7 +75,7 @@ async def test_credits_arrive_while_a_large_activation_is_under_way() -> None:
         await link.close()
 
 
-async def _send_until_it_ends(link: NextStage, number: int = 0) -> None:
+async def _send_until_it_ends(link: StageSender, number: int = 0) -> None:
     """16 MiB, far more than the peer and the sockets between take without being read."""
     header = make_header(number)
     with suppress(EpochEndedError):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import StagemeshError
-from stage_worker.device.host_device_copy import Transfers
+from stage_worker.device.host_device_copy import HostDeviceCopier
 from stage_worker.transport.frame_assembly import ReceivePlan, empty_hidden
 from stage_worker.transport.frame_codec import WireFrame, decode_frame, encode_frame
 from tests.stage_worker.frames import HIDDEN_SIZE, make_frame, make_receiver, receive_plan
@@ -44,7 +44,9 @@ def test_random_frames_are_refused_or_taken_within_the_cap(seed: int, garbage: b
     # 500 examples of 20 frames each.
     chance, reserved = random.Random(seed), 0
 
-    def counted(num_tokens: int, plan: ReceivePlan, transfers: Transfers) -> torch.Tensor | None:
+    def counted(
+        num_tokens: int, plan: ReceivePlan, transfers: HostDeviceCopier
+    ) -> torch.Tensor | None:
         nonlocal reserved
         hidden_TH = empty_hidden(num_tokens, plan, transfers)
         reserved += 0 if hidden_TH is None else hidden_TH.nbytes

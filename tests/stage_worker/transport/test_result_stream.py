@@ -8,13 +8,13 @@ from protos import stage_pb2
 from runtime.errors import InvalidRequestError, StepGapError
 from runtime.protocol.step import StepResult
 from stage_worker.transport import result_stream
-from stage_worker.transport.result_stream import ResultsLog
+from stage_worker.transport.result_stream import ResultStream
 
 EPOCH = stage_pb2.EpochId(coordinator_id="coordinator", counter=1)
 
 
 async def test_messages_late_reader_gets_everything_and_the_failure() -> None:
-    log = ResultsLog(EPOCH)
+    log = ResultStream(EPOCH)
     await log.put(StepResult(0))
     await log.put(StepResult(1))
     log.close(StepGapError(expected=2, actual=4), step=2)
@@ -29,7 +29,7 @@ async def test_messages_late_reader_gets_everything_and_the_failure() -> None:
 
 
 async def test_messages_clean_end_has_no_failure() -> None:
-    log = ResultsLog(EPOCH)
+    log = ResultStream(EPOCH)
     log.close(None, step=0)
 
     assert [message async for message in log.messages()] == []
@@ -37,7 +37,7 @@ async def test_messages_clean_end_has_no_failure() -> None:
 
 async def test_put_full_log_waits_for_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_stream, "_NUM_BUFFERED", 1)
-    log = ResultsLog(EPOCH)
+    log = ResultStream(EPOCH)
     await log.put(StepResult(0))
     second = asyncio.create_task(log.put(StepResult(1)))
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_put_full_log_waits_for_the_reader(monkeypatch: pytest.MonkeyPatch
 
 async def test_close_full_log_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_stream, "_NUM_BUFFERED", 1)
-    log = ResultsLog(EPOCH)
+    log = ResultStream(EPOCH)
     await log.put(StepResult(0))
 
     log.close(None, step=1)
@@ -61,7 +61,7 @@ async def test_close_full_log_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_messages_second_reader_is_refused() -> None:
-    log = ResultsLog(EPOCH)
+    log = ResultStream(EPOCH)
     log.close(None, step=0)
     assert [message async for message in log.messages()] == []
 

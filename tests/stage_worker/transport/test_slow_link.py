@@ -11,8 +11,8 @@ import torch
 from protos import stage_pb2
 from runtime.errors import NextStageError
 from runtime.rpc import channels
-from stage_worker.mesh.health import WorkerHealth
-from stage_worker.transport.fanout_sender import NextRanks
+from stage_worker.service import WorkerHealth
+from stage_worker.transport.fanout_sender import FanoutSender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
 from stagemesh.faults.fault_proxy import FaultProxy, Faults
 from tests.stage_worker.frames import make_header
@@ -41,7 +41,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def linked_through(peer: Peer) -> AsyncIterator[tuple[FaultProxy, NextRanks]]:
+async def linked_through(peer: Peer) -> AsyncIterator[tuple[FaultProxy, FanoutSender]]:
     """A link of this stage's to `peer`, with a proxy on the way."""
     server = channels.make_server(is_bulk=True)
     add_forward_handler(server, peer.forward)
@@ -50,7 +50,7 @@ async def linked_through(peer: Peer) -> AsyncIterator[tuple[FaultProxy, NextRank
     await server.start()
     async with (
         FaultProxy.listening("127.0.0.1:0", address) as (proxy, through),
-        NextRanks([link_plan(through, HIDDEN_SIZE)]) as link,
+        FanoutSender([link_plan(through, HIDDEN_SIZE)]) as link,
     ):
         yield proxy, link
     await server.stop(None)
@@ -89,7 +89,7 @@ async def test_link_that_stands_still_under_a_large_activation_is_noticed_in_tim
         await asyncio.wait((sending,))
 
 
-async def _send(link: NextRanks, *steps: torch.Tensor | None) -> None:
+async def _send(link: FanoutSender, *steps: torch.Tensor | None) -> None:
     for number, hidden_TH in enumerate(steps):
         num_tokens = 0 if hidden_TH is None else hidden_TH.shape[0]
         await link.send(make_header(number, num_tokens=num_tokens), [hidden_TH])

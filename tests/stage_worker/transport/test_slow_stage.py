@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 
 from runtime.protocol.step import SequenceChunk, Step
-from stage_worker.device.device_thread import Computed, DeviceThread
+from stage_worker.device.device_thread import DeviceThread, TimedResult
 from stage_worker.epoch.epoch_session import _NUM_OUTBOX
 from tests.stage_worker.live_worker import (
     PROMPT,
@@ -42,7 +42,7 @@ def hold_last_stage(monkeypatch: pytest.MonkeyPatch, is_open: asyncio.Event) -> 
     """Lets the last stage compute only once `is_open` is set."""
     compute = DeviceThread.compute
 
-    async def held(self: DeviceThread, call: Any) -> Computed[Any]:
+    async def held(self: DeviceThread, call: Any) -> TimedResult[Any]:
         if call.func.__self__._stage.spec.is_last:
             await is_open.wait()
         return await compute(self, call)

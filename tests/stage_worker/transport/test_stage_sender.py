@@ -11,7 +11,7 @@ from runtime.errors import EpochEndedError, FrameError, StepGapError, WindowExce
 from runtime.rpc import channels
 from stage_worker.transport import stage_sender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
-from stage_worker.transport.stage_sender import NextStage, step_frames
+from stage_worker.transport.stage_sender import StageSender, step_frames
 from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE, make_header
 from tests.stage_worker.links import link_plan, linked, next_frame
 
@@ -136,7 +136,7 @@ async def test_read_credits_peer_closes_raises_epoch_ended() -> None:
 
 async def test_connect_nobody_there_raises_and_closes() -> None:
     with pytest.raises(EpochEndedError, match=r"next stage 127\.0\.0\.1:1"):
-        async with NextStage(link_plan("127.0.0.1:1")):
+        async with StageSender(link_plan("127.0.0.1:1")):
             raise AssertionError("connected to nobody")
 
 
@@ -152,7 +152,7 @@ async def test_connect_silent_peer_raises_at_the_deadline(monkeypatch: pytest.Mo
     await server.start()
     try:
         with pytest.raises(EpochEndedError, match="no answer"):
-            async with NextStage(link_plan(address)):
+            async with StageSender(link_plan(address)):
                 raise AssertionError("nobody took the stream")
     finally:
         await server.stop(grace=None)

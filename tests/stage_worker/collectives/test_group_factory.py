@@ -2,8 +2,7 @@
 
 import pytest
 
-from stage_worker.collectives.group_factory import BACKENDS
-from stage_worker.collectives.overlap import OVERLAPS, min_split_tokens
+from stage_worker.collectives.group_factory import BACKENDS, OVERLAPS, min_split_tokens
 
 
 @pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"auto"}))
