@@ -1,5 +1,4 @@
-"""What the ranks of one stage do together: agree on a step, add up, gather.
+"""Collectives between the ranks of one stage, which share a host: agreement, all-reduce, gather.
 
-`group.py` is the interface that the model is written against, `opening.py` makes a group for an
-epoch. Ranks of a stage share a host, and nothing here reaches beyond it.
+`group.py` is the interface that model code uses; `group_factory.py` opens a group for an epoch.
 """

@@ -1,7 +1,7 @@
-"""The ranks of one stage as the model sees them, and the group of a stage that has one rank.
+"""The interface to a stage's ranks that model code uses, and its form for a single rank.
 
-Every method but `abort` is called by the device's thread alone, on all ranks in the same order;
-`agree` comes first in every step.
+Every method except `abort` is called on the device's thread, on all ranks in the same order.
+Every step begins with `agree`.
 
 Shapes: T rows, W one rank's columns, A the columns of all ranks.
 """
@@ -17,81 +17,80 @@ from runtime.protocol.step import Step
 
 
 class PendingSum(Protocol):
-    """A sum over the ranks that was begun."""
+    """A sum over the ranks that is in progress."""
 
     def finish(self) -> Tensor:
-        """The tensor that was to be added up, with the sum in it; called once."""
+        """Waits for the sum and returns the tensor that holds it; called once."""
 
 
 class RankGroup(Protocol):
-    """One rank's end of its stage's group, which lives for one epoch.
+    """One rank's end of its stage's group, which exists for one epoch.
 
-    All methods that wait raise `EpochEndedError` as soon as a rank aborts or closes,
-    `CollectiveTimeoutError` when one does not come in time.
+    All methods that wait raise `EpochEndedError` as soon as a rank aborts or closes, and
+    `CollectiveTimeoutError` when a rank does not arrive in time.
     """
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """This rank's number within the stage."""
 
     @property
     def size(self) -> int:
-        """How many ranks the stage has."""
+        """Number of ranks in the stage."""
 
     @property
     def min_split_tokens(self) -> int | None:
-        """Steps of so many tokens are computed in two slices, None being none (`overlap.py`)."""
+        """Steps of this many tokens or more are computed in two slices; None: no step is."""
 
     @property
     def waited_seconds(self) -> float:
-        """How long this rank has waited for the others in all; on GPUs the host waits for none."""
+        """Total time this rank has waited for the others; excludes waits on a GPU's stream."""
 
     def agree(self, step: Step, refusal: StagemeshError | None) -> None:
-        """Returns on all ranks if all have the same step and none refuses it; else on none.
+        """Returns on all ranks if all have the same step and none refuses it; otherwise on none.
 
-        Raises `refusal` on the rank that has it and an `EpochEndedError` that tells its cause on
-        the others; where headers differ, `HeaderMismatchError` on all.
+        Raises `refusal` on the rank that has it and an `EpochEndedError` with its cause on the
+        others; if the steps differ, `HeaderMismatchError` on all.
         """
 
     def begin_all_reduce_(self, x: Tensor) -> PendingSum:
-        """Begins to add all ranks' contiguous `x` up, in place, and waits for none of them.
+        """Begins an in-place all-reduce of the contiguous `x`, without waiting for other ranks.
 
-        `x` belongs to the sum until it is finished, with the same bits on every rank. Two sums may
-        be under way; another collective may begin and end beside one of them.
+        `x` must not be used until the sum is finished; then it has the same bits on every rank. Two
+        sums may be in progress; another collective may begin and end while one is.
         """
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """The same, at once."""
+        """`begin_all_reduce_` and `finish`."""
 
     def all_gather(self, x_TW: Tensor, widths: Sequence[int]) -> Tensor:
         """All ranks' columns side by side, [T, A]; rank r has `widths[r]` of them."""
 
     def gather(self, x_TW: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """The same on rank 0, and None on the others."""
+        """What `all_gather` returns, on rank 0; None on the others."""
 
-    def abort(self, end: StagemeshError) -> None:
-        """Ends the group on all ranks: who waits, or comes later, raises what `end` tells.
+    def abort(self, error: StagemeshError) -> None:
+        """Ends the group on all ranks: present and later waits raise an error with `error`'s cause.
 
-        Called from any thread, and any number of times; the first one counts.
+        Thread-safe and idempotent; the first call counts.
         """
 
     def close(self) -> None:
-        """Gives everything back; ranks that still wait for this one raise. May come twice."""
+        """Releases all resources; ranks that still wait for this one raise. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedSum:
-    """The sum of one rank."""
+    """A sum over one rank."""
 
     x: Tensor
 
     def finish(self) -> Tensor:
-        """`x`."""
         return self.x
 
 
 class SingleRankGroup:
-    """The group of a stage of one rank, where there is nothing to do."""
+    """The group of a stage with one rank: every collective returns its input."""
 
     rank = 0
     size = 1
@@ -99,31 +98,26 @@ class SingleRankGroup:
     waited_seconds = 0.0
 
     def agree(self, step: Step, refusal: StagemeshError | None) -> None:
-        """Raises `refusal`."""
         if refusal is not None:
             raise refusal
 
     def begin_all_reduce_(self, x: Tensor) -> PendingSum:
-        """It is `x`."""
         return CompletedSum(x)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """`x`."""
         return x
 
     def all_gather(self, x_TW: Tensor, widths: Sequence[int]) -> Tensor:
-        """`x_TW`."""
         return x_TW
 
     def gather(self, x_TW: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """`x_TW`."""
         return x_TW
 
-    def abort(self, end: StagemeshError) -> None:
-        """Nobody waits."""
+    def abort(self, error: StagemeshError) -> None:
+        """No rank waits."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resources are held."""
 
 
 SINGLE_RANK = SingleRankGroup()

@@ -1,7 +1,6 @@
-"""Makes the group of a stage's ranks for one epoch.
+"""Opens the group of a stage's ranks for one epoch, and decides which steps it overlaps.
 
-Nothing is waited for here: ranks meet in the first step's agreement, whatever the order in which
-they opened the epoch.
+Opening waits for no other rank: ranks meet in the first step's agreement, in any order of opening.
 """
 
 from dataclasses import dataclass
@@ -28,8 +27,8 @@ class GroupSpec:
     """`name` is the same on all ranks of a stage and on no other, and new in every epoch.
 
     `backend` is one of `BACKENDS`; "auto" is nccl for CUDA devices and shm for CPUs.
-    `timeout_seconds` is the longest wait for another rank. `overlap` says which steps are computed
-    in two slices (`overlap.py`).
+    `timeout_seconds` is the longest wait for another rank. `overlap` selects the steps that are
+    computed in two slices (`min_split_tokens`).
     """
 
     name: str
@@ -42,24 +41,24 @@ class GroupSpec:
 
 
 def open_group(spec: GroupSpec) -> RankGroup:
-    """This rank's end; whoever opens it also closes it, on the device's thread.
+    """Opens this rank's end; the caller closes it, on the device's thread.
 
-    `close` must not run beside a call of the device's thread, so `abort` comes first: it ends what
-    that thread waits for. Raises `InvalidRequestError` for a backend that does not fit the device,
-    `SharedMemoryError` where there is no room for what the ranks share.
+    `close` must not run during another call on that thread; `abort` ends what such a call waits
+    for. Raises `InvalidRequestError` for a backend that does not fit the device, and
+    `SharedMemoryError` if there is no room for the segment.
     """
     backend = check_backend(spec.backend, spec.device)
     if spec.size == 1:
         return SINGLE_RANK
-    block = SharedMemorySegment(spec.name, spec.rank, spec.size, spec.timeout_seconds)
+    segment = SharedMemorySegment(spec.name, spec.rank, spec.size, spec.timeout_seconds)
     min_tokens = min_split_tokens(spec.overlap, backend)
     if backend == "shm":
-        return SharedMemoryGroup(block, min_tokens)
-    return TorchGroup(block, backend, spec.timeout_seconds, min_tokens)
+        return SharedMemoryGroup(segment, min_tokens)
+    return TorchGroup(segment, backend, spec.timeout_seconds, min_tokens)
 
 
 def check_backend(backend: str, device: str) -> str:
-    """The backend, with "auto" decided; raises `InvalidRequestError` where it cannot be used."""
+    """Resolves "auto"; raises `InvalidRequestError` for a backend that cannot be used."""
     kind = torch.device(device).type
     if backend == "auto":
         return "nccl" if kind == "cuda" else "shm"
@@ -73,21 +72,25 @@ def check_backend(backend: str, device: str) -> str:
 
 
 def min_split_tokens(overlap: str, backend: str) -> int | None:
-    """Steps of so many tokens are cut in two; None: none is. `overlap` is one of `OVERLAPS`.
+    """The fewest tokens of a step that is computed in two slices; None: no step is.
 
-    "on" cuts wherever there is something to cut, "auto" where it should pay, by the device that a
-    backend is for. Nothing but the arguments plays a part, so all ranks come to the same.
+    While one slice's all-reduce is in progress, the other slice computes (DeepSeek and SGLang call
+    this two-batch overlap). Every weight is read twice, so a slice must be large enough to be bound
+    by arithmetic; a sequence that is split reads its cache twice.
 
-    - nccl, GPUs: in the time in which a GPU reads one weight of two bytes it multiplies by it 200
-      to 300 times (H100: 989 TFLOP/s, 3.35 TB/s), so slices have at least 256 tokens. The sum is
-      made by NCCL's own kernels on another stream, over links that computing does not need.
-    - gloo, CPUs: a sum takes 2 ms and 6 to 11 ns an element, much of it waiting for sockets and
-      threads, beside 5 to 12 ms in which a small layer's half computes 256 tokens. A product of t
-      tokens takes as long as 16 + t rows of it, so slices of 128 cost 6%. Beyond some 2,000
-      features a sum is hardly more than that, and little is won or lost.
-    - shm, CPUs: ranks copy and add up in the thread that computes, so that only waiting for a
-      slower rank could be hidden. Where shares are uneven, it is the same one in every layer and
-      sets the pace either way; what chance makes uneven is less than what slices cost.
+    `overlap` is one of `OVERLAPS`: "on" splits every step of two tokens or more, "auto" those for
+    which it should pay, by backend. The result depends on the arguments alone, so it is the same on
+    all ranks.
+
+    - nccl, GPUs: while a GPU reads one weight of two bytes it does 200 to 300 multiplications
+      (H100: 989 TFLOP/s, 3.35 TB/s), so slices have at least 256 tokens. NCCL's kernels sum on
+      another stream, over links that computation does not use.
+    - gloo, CPUs: a sum takes 2 ms and 6 to 11 ns per element, mostly waits for sockets and threads;
+      half a small layer computes 256 tokens in 5 to 12 ms. A product of t tokens takes as long as
+      16 + t rows, so slices of 128 cost 6%. Beyond about 2,000 features the gain is near zero.
+    - shm, CPUs: ranks copy and add in the computing thread, so only waits for a slower rank could
+      be hidden. With uneven shares the same rank is the slowest in every layer and limits the speed
+      either way; random unevenness is smaller than the cost of slices.
     """
     match overlap:
         case "on":

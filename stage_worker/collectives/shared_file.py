@@ -1,8 +1,8 @@
-"""The files in which ranks of one stage meet: where they are, who still has them, and sweeping.
+"""The files that ranks of one stage share: their paths, locks, and removal of stale ones.
 
-Every rank holds a shared lock on the file it has mapped, and the system takes the lock away when
-the process ends, however it does. A file without one has lost all its ranks before any could
-unlink it; the next worker that starts on the host sweeps it away.
+Every rank holds a shared lock on the file it has mapped; the operating system releases the lock
+when the process ends. A file without a lock has lost all its ranks before any could unlink it; the
+next worker that starts on the host removes it.
 """
 
 import fcntl
@@ -25,35 +25,35 @@ _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _log = get_logger()
 
 
-def block_path(name: str) -> Path:
-    """Where the ranks of the group `name` meet: in memory, where the system has a place for that.
+def segment_path(name: str) -> Path:
+    """The path of the segment of group `name`: on a memory file system where there is one.
 
-    Any text is a name; only its digest is in the path.
+    `name` may be any text; the path has only its digest.
     """
     return _folder() / f"stagemesh-{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
-def store_path(block: Path) -> Path:
-    """The file through which torch.distributed's ranks find each other, while `block` is there."""
-    return block.with_name(block.name + _STORE_SUFFIX)
+def store_path(segment: Path) -> Path:
+    """The path of torch.distributed's rendezvous file, which exists no longer than `segment`."""
+    return segment.with_name(segment.name + _STORE_SUFFIX)
 
 
 def map_file(path: Path, num_bytes: int) -> mmap.mmap:
-    """The file's memory, made by whoever comes first; locked for as long as it is mapped.
+    """Maps the file, which the first rank creates; it stays locked while it is mapped.
 
-    Takes the memory now: where it is short, a later write would end the process. Raises
+    Allocates the memory now, because a later write without memory would kill the process. Raises
     `SharedMemoryError`.
     """
     try:
         file = _open_locked(path)
         try:
             os.posix_fallocate(file, 0, num_bytes)
-            # It keeps a duplicate of `file`, and with it the lock.
+            # The mapping keeps a duplicate of `file`, and so the lock.
             return mmap.mmap(file, num_bytes)
         finally:
             os.close(file)
     except OSError as exc:
-        # Where the folder is read-only, unlink fails even of a file that is not there.
+        # In a read-only folder, unlink fails even for a file that does not exist.
         with suppress(OSError):
             path.unlink()
         raise SharedMemoryError(
@@ -65,18 +65,18 @@ def map_file(path: Path, num_bytes: int) -> mmap.mmap:
 
 
 def remove_stale_files() -> None:
-    """Unlinks what ranks of this user that were killed have left on this host."""
-    # In order, a block comes before its store.
+    """Unlinks the files that killed ranks of this user have left on this host."""
+    # Sorted, a segment comes before its store.
     for path in sorted(_folder().glob("stagemesh-*")):
-        block = path.with_name(path.name.removesuffix(_STORE_SUFFIX))
-        if _NAME.fullmatch(block.name) and _unlink_unheld(block):
-            if path != block:
+        segment = path.with_name(path.name.removesuffix(_STORE_SUFFIX))
+        if _NAME.fullmatch(segment.name) and _unlink_unheld(segment):
+            if path != segment:
                 path.unlink(missing_ok=True)
             _log.info("leftover_swept", path=str(path))
 
 
 def _open_locked(path: Path) -> int:
-    """The file, open and locked; made anew where a sweep has unlinked it in between."""
+    """Opens and locks the file; creates it again if it was unlinked in between."""
     while True:
         file = os.open(path, _FLAGS | os.O_CREAT, mode=0o600)
         try:
@@ -90,20 +90,20 @@ def _open_locked(path: Path) -> int:
         os.close(file)
 
 
-def _unlink_unheld(block: Path) -> bool:
-    """Whether it is gone, because no rank had it. Who opens it at this moment sees that."""
+def _unlink_unheld(segment: Path) -> bool:
+    """Unlinks a segment that no rank holds; returns whether it no longer exists."""
     try:
-        file = os.open(block, _FLAGS)
+        file = os.open(segment, _FLAGS)
     except FileNotFoundError:
         return True
     except OSError:  # another user's
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another sweep may have unlinked it meanwhile, and a rank made it anew.
-        if not os.path.samestat(os.fstat(file), block.stat()):
+        # Another process may have unlinked it, and a rank created it again.
+        if not os.path.samestat(os.fstat(file), segment.stat()):
             return False
-        block.unlink()
+        segment.unlink()
     except BlockingIOError:
         return False
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""A group whose ranks exchange everything through shared memory: for CPUs of one host.
+"""A group whose ranks exchange tensors through shared memory, for CPUs of one host.
 
-On a CPU, gloo's small all-reduce costs milliseconds, more than what a small model computes between
-two of them. Large tensors go in pieces through a fixed buffer.
+On a CPU, gloo's small all-reduce takes milliseconds, longer than a small model computes between two
+of them. Large tensors go through a fixed buffer in pieces.
 
 Shapes: T rows, W one rank's columns, A the columns of all ranks.
 """
@@ -16,35 +16,35 @@ from runtime.protocol.step import Step
 from stage_worker.collectives.exchange import DoubleBuffer, agree
 from stage_worker.collectives.group import PendingSum
 from stage_worker.collectives.shared_memory_segment import (
-    NUM_TRACKS,
+    NUM_DOUBLE_BUFFERS,
     PIECE_BYTES,
     SharedMemorySegment,
 )
 
 
 class SharedMemoryGroup:
-    """See `RankGroup`. Sums are made in the order of ranks, on every rank by itself."""
+    """A `RankGroup` in which every rank adds all pieces itself, in the order of ranks."""
 
-    def __init__(self, block: SharedMemorySegment, min_split_tokens: int | None = None) -> None:
-        self.rank = block.rank
-        self.size = block.size
+    def __init__(self, segment: SharedMemorySegment, min_split_tokens: int | None = None) -> None:
+        self.rank = segment.rank
+        self.size = segment.size
         self.min_split_tokens = min_split_tokens
-        self._block = block
-        self._tracks = tuple(DoubleBuffer(block, number) for number in range(NUM_TRACKS))
+        self._segment = segment
+        self._buffers = tuple(DoubleBuffer(segment, number) for number in range(NUM_DOUBLE_BUFFERS))
 
     @property
     def waited_seconds(self) -> float:
-        """All waits, those of agreements too."""
-        return self._block.waited_seconds
+        """All waits, including those of agreements."""
+        return self._segment.waited_seconds
 
     def agree(self, step: Step, refusal: StagemeshError | None) -> None:
-        """Through the same memory."""
-        agree(self._block, step, refusal)
-        self._block.unlink()
+        """Agrees on the step; after the first agreement the file can be unlinked."""
+        agree(self._segment, step, refusal)
+        self._segment.unlink()
 
     def begin_all_reduce_(self, x: Tensor) -> PendingSum:
         """Posts the first piece; the others follow when the sum is finished."""
-        return _Sum(self._free_track(), x)
+        return _Sum(self._free_buffer(), x)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """Every rank reads every piece of all others."""
@@ -57,7 +57,7 @@ class SharedMemoryGroup:
         return torch.cat(parts, dim=1)
 
     def gather(self, x_TW: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """Rank 0 reads, the others only wait until it has."""
+        """Rank 0 reads; the others wait until all have posted."""
         if self.rank:
             self._exchange(x_TW, widths, (), "a gather")
             return None
@@ -65,49 +65,49 @@ class SharedMemoryGroup:
         self._exchange(x_TW, widths, parts, "a gather")
         return torch.cat(parts, dim=1)
 
-    def abort(self, end: StagemeshError) -> None:
-        """Waiting ranks look at it between two naps of a millisecond at most."""
-        self._block.end(end)
+    def abort(self, error: StagemeshError) -> None:
+        """Waiting ranks notice within about a millisecond."""
+        self._segment.fail(error)
 
     def close(self) -> None:
-        """The block's file goes; its memory with the last rank."""
-        self._block.close()
+        """Unlinks the segment's file; the memory is freed with its last mapping."""
+        self._segment.close()
 
-    def _free_track(self) -> DoubleBuffer:
-        """The same on all ranks, because all begin and finish in the same order."""
-        return next(track for track in self._tracks if not track.is_open)
+    def _free_buffer(self) -> DoubleBuffer:
+        """The same buffer on all ranks, because all begin and finish in the same order."""
+        return next(buffer for buffer in self._buffers if not buffer.is_open)
 
     def _exchange(
         self, x_TW: Tensor, widths: Sequence[int], parts: Sequence[Tensor], what: str
     ) -> None:
-        """Fills `parts`; all ranks take as many turns as the widest share needs."""
+        """Fills `parts`; every rank posts as many pieces as the widest share needs."""
         flat = x_TW.reshape(-1)
         step = PIECE_BYTES // x_TW.element_size()
-        track = self._free_track()
+        buffer = self._free_buffer()
         for begin in range(0, len(x_TW) * max(widths), step):
-            track.post(flat[begin : begin + step])
-            views = track.collect(what)
+            buffer.post(flat[begin : begin + step])
+            views = buffer.collect(what)
             for part, view in zip(parts, views, strict=False):
                 piece = part.view(-1)[begin : begin + step]
                 piece.copy_(view[: piece.numel()])
 
 
 class _Sum:
-    """A sum whose first piece is posted, so that other ranks need not wait for this one."""
+    """A sum whose first piece is posted, so that other ranks do not wait for this one."""
 
-    def __init__(self, track: DoubleBuffer, x: Tensor) -> None:
-        self._track = track
+    def __init__(self, buffer: DoubleBuffer, x: Tensor) -> None:
+        self._buffer = buffer
         self._x = x
         self._pieces = x.view(-1).split(PIECE_BYTES // x.element_size())
-        track.post(self._pieces[0])
+        buffer.post(self._pieces[0])
 
     def finish(self) -> Tensor:
-        """Adds each piece up and posts the next."""
+        """Sums each piece and posts the next."""
         for number, piece in enumerate(self._pieces):
             if number:
-                self._track.post(piece)
+                self._buffer.post(piece)
             first, second, *others = (
-                part[: piece.numel()] for part in self._track.collect("an all-reduce")
+                part[: piece.numel()] for part in self._buffer.collect("an all-reduce")
             )
             torch.add(first, second, out=piece)
             for other in others:

@@ -1,11 +1,11 @@
-"""The memory that a stage's ranks share: counters to wait on, records, and buffers for tensors.
+"""The memory that a stage's ranks share: counters to wait on, statuses, and buffers for tensors.
 
-Every rank writes its own part only, so nothing is locked. What ranks show each other is in one of
-two places, used in turn: who writes its n-th record has seen all others' record n - 1, hence they
-are done with its record n - 2. `track.py` does the same with tensors.
+Each rank writes only its own part, so no locks are needed. Statuses have two places per rank, used
+alternately: a rank that writes status n has read all other ranks' status n - 1, so every rank has
+finished reading its status n - 2. `exchange.py` uses the tensor buffers in the same way.
 
-The memory is a file that all ranks map (`shared_file.py`), unlinked once all have come or one has
-ended.
+The memory is a file that all ranks map (`shared_file.py`). It is unlinked once every rank has
+mapped it or one has failed.
 """
 
 import mmap
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.errors import CollectiveTimeoutError, EpochEndedError, StagemeshError
-from stage_worker.collectives.shared_file import block_path, map_file
+from stage_worker.collectives.shared_file import map_file, segment_path
 
 PIECE_BYTES = 2**20
-NUM_TRACKS = 2
-"""As many sums as a rank has begun and not finished at most."""
+NUM_DOUBLE_BUFFERS = 2
+"""The most sums that a rank may have begun and not finished."""
 
 _STATUS_LAYOUT = struct.Struct("<Q16s64s936s")
 _STATUS_BYTES = _STATUS_LAYOUT.size
@@ -36,7 +36,7 @@ _SHORT_SLEEP_SECONDS, _LONG_SLEEP_SECONDS = 0.00005, 0.001
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What one rank says: about a step (its number and digest), or, with a `code`, why it ends."""
+    """What one rank reports to the others: a step's number and digest, or an error `code`."""
 
     step: int
     digest: bytes
@@ -44,113 +44,113 @@ class RankStatus:
     detail: str = ""
 
     @classmethod
-    def of_error(cls, error: StagemeshError) -> "RankStatus":
-        """The record that `end` turns into an error again."""
+    def from_error(cls, error: StagemeshError) -> "RankStatus":
+        """The status that `as_error` converts back."""
         end = EpochEndedError.by(error)
         return cls(0, b"", end.cause, end.detail)
 
     def pack(self) -> bytes:
-        """Texts that are too long are cut."""
+        """Fixed-size bytes; `code` and `detail` are truncated to fit."""
         return _STATUS_LAYOUT.pack(
             self.step, self.digest, self.code.encode()[:64], self.detail.encode()[:936]
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> "RankStatus":
-        """What `pack` has packed."""
+        """The inverse of `pack`."""
         step, digest, code, detail = _STATUS_LAYOUT.unpack(data)
         code, detail = (text.rstrip(b"\0").decode(errors="ignore") for text in (code, detail))
         return cls(step, digest, code, detail)
 
-    def end(self, rank: int) -> EpochEndedError:
-        """What the other ranks raise when `rank` says this."""
+    def as_error(self, rank: int) -> EpochEndedError:
+        """The error that the other ranks raise when `rank` has this status."""
         return EpochEndedError(cause=self.code, detail=f"rank {rank}: {self.detail}")
 
 
 class SharedMemorySegment:
-    """One rank's mapping of the block. Waits give the core away and end within the timeout.
+    """One rank's mapping of the segment.
 
-    Raises `EpochEndedError` for as long as any rank has ended, `CollectiveTimeoutError` when one
-    does not come.
+    Waits yield the core. They raise `EpochEndedError` once any rank has failed and
+    `CollectiveTimeoutError` when a rank does not arrive within the timeout.
     """
 
     def __init__(self, name: str, rank: int, size: int, timeout_seconds: float) -> None:
         self.rank = rank
         self.size = size
-        self.path = block_path(name)
+        self.path = segment_path(name)
         self.waited_seconds = 0.0
         self._timeout_seconds = timeout_seconds
         self._memory = map_file(self.path, _num_bytes(size))
-        num_counters = 2 + NUM_TRACKS
+        num_counters = 2 + NUM_DOUBLE_BUFFERS
         counters = np.frombuffer(
             self._memory, np.uint64, count=num_counters * size * _LINE_BYTES // 8
         )
-        # Each in a cache line of its own.
+        # Each counter has its own cache line.
         columns = counters.reshape(num_counters, size, -1)[:, :, 0]
-        self._agreed, self._ended = columns[:2]
+        self._agreed, self._failed = columns[:2]
         self._posted: tuple[NDArray[np.uint64], ...] = tuple(columns[2:])
-        self._records_begin = counters.nbytes
+        self._statuses_begin = counters.nbytes
         self._num_agreed = 0
-        self._ending = threading.Lock()
+        self._failing = threading.Lock()
         self._fence = threading.Lock()
         self._is_linked = True
 
-    def exchange_records(self, record: RankStatus) -> list[RankStatus]:
-        """Shows `record` to all ranks and returns theirs, by rank."""
-        self.show_record(record)
-        self.wait(self._agreed, self._num_agreed, f"the agreement on step {record.step}")
+    def exchange_statuses(self, status: RankStatus) -> list[RankStatus]:
+        """Publishes `status`, waits for all ranks and returns their statuses, by rank."""
+        self.show_status(status)
+        self.wait(self._agreed, self._num_agreed, f"the agreement on step {status.step}")
         place = self._num_agreed % 2
-        return [self._read_record(rank, place) for rank in range(self.size)]
+        return [self._read_status(rank, place) for rank in range(self.size)]
 
-    def show_record(self, record: RankStatus) -> None:
-        """Shows `record` without waiting for the others."""
+    def show_status(self, status: RankStatus) -> None:
+        """Publishes `status` without waiting for the other ranks."""
         self._num_agreed += 1
-        self._write_record(record, self._num_agreed % 2)
+        self._write_status(status, self._num_agreed % 2)
         self.publish(self._agreed, self._num_agreed)
 
-    def posted(self, track: int) -> NDArray[np.uint64]:
-        """How many pieces each rank has posted on a track, [ranks]."""
-        return self._posted[track]
+    def posted(self, buffer: int) -> NDArray[np.uint64]:
+        """The number of pieces that each rank has posted to a double buffer, [ranks]."""
+        return self._posted[buffer]
 
-    def buffers(self, track: int) -> list[list[Tensor]]:
-        """A track's buffers of `PIECE_BYTES`, by place, then by rank."""
+    def buffers(self, buffer: int) -> list[list[Tensor]]:
+        """A double buffer's memory, `PIECE_BYTES` each, by place, then by rank."""
         begin = _buffers_begin(self.size)
         bytes_ = torch.frombuffer(self._memory, dtype=torch.uint8, offset=begin)
-        rows = bytes_.view(NUM_TRACKS, 2, self.size, PIECE_BYTES)[track]
+        rows = bytes_.view(NUM_DOUBLE_BUFFERS, 2, self.size, PIECE_BYTES)[buffer]
         return [[rows[place, rank] for rank in range(self.size)] for place in range(2)]
 
     def check(self) -> None:
-        """Raises `EpochEndedError` if a rank has ended."""
-        if self._ended.any():
-            rank = int(self._ended.argmax())
-            raise self._read_record(rank, 2).end(rank)
+        """Raises `EpochEndedError` if a rank has failed."""
+        if self._failed.any():
+            rank = int(self._failed.argmax())
+            raise self._read_status(rank, 2).as_error(rank)
 
-    def end(self, error: StagemeshError) -> None:
-        """Says why this rank ends, the first time; from any thread. Nobody needs the file then."""
-        with self._ending:
-            if not self._ended[self.rank]:
-                self._write_record(RankStatus.of_error(error), 2)
-                self.publish(self._ended, 1)
+    def fail(self, error: StagemeshError) -> None:
+        """Publishes why this rank ends and unlinks the file, the first time. Thread-safe."""
+        with self._failing:
+            if not self._failed[self.rank]:
+                self._write_status(RankStatus.from_error(error), 2)
+                self.publish(self._failed, 1)
                 self.unlink()
 
     def unlink(self) -> None:
-        """Takes the file's name away: all ranks have it, or none needs it any more."""
+        """Removes the file's name, once all ranks have mapped it or none needs it."""
         if self._is_linked:
             self._is_linked = False
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Ends this rank; the memory goes with the last reference, for a thread may still look."""
-        self.end(EpochEndedError(cause="closed", detail="it has left the group"))
+        """Ends this rank. The mapping lasts as long as references to it, which threads may hold."""
+        self.fail(EpochEndedError(cause="closed", detail="it has left the group"))
 
     def timeout(self, missing: str, what: str) -> CollectiveTimeoutError:
-        """The error of a wait for `missing` that has lasted too long."""
+        """The error of a wait for `missing` that exceeded the timeout."""
         return CollectiveTimeoutError(
             rank=self.rank, missing=missing, what=what, seconds=self._timeout_seconds
         )
 
     def wait(self, counters: NDArray[np.uint64], count: int, what: str) -> None:
-        """Returns once all ranks' counters are at `count`; the time counts as waited."""
+        """Returns once all ranks' counters reach `count`; adds the time to `waited_seconds`."""
         pause = SpinWait()
         while (counters < count).any():
             self.check()
@@ -161,43 +161,43 @@ class SharedMemorySegment:
         self._order()
 
     def publish(self, counters: NDArray[np.uint64], count: int) -> None:
-        """Lets the other ranks see `count`, and with it all that was written before."""
+        """Makes `count`, and everything written before it, visible to the other ranks."""
         self._order()
         counters[self.rank] = count
 
     def _order(self) -> None:
-        """What was written or read before this is so for other processes before what follows.
+        """A memory barrier: other processes see earlier reads and writes before later ones.
 
-        x86 keeps that order by itself. Elsewhere a release followed by an acquire keeps it, and a
-        lock taken twice is the only way to say that here.
+        x86 preserves this order by itself. Other processors need a release followed by an acquire,
+        which Python only offers by taking a lock twice.
         """
         with self._fence:
             pass
         with self._fence:
             pass
 
-    def _record_offset(self, rank: int, place: int) -> int:
-        return self._records_begin + (3 * rank + place) * _STATUS_BYTES
+    def _status_offset(self, rank: int, place: int) -> int:
+        return self._statuses_begin + (3 * rank + place) * _STATUS_BYTES
 
-    def _write_record(self, record: RankStatus, place: int) -> None:
-        offset = self._record_offset(self.rank, place)
-        data = record.pack()
+    def _write_status(self, status: RankStatus, place: int) -> None:
+        offset = self._status_offset(self.rank, place)
+        data = status.pack()
         self._memory[offset : offset + len(data)] = data
 
-    def _read_record(self, rank: int, place: int) -> RankStatus:
-        offset = self._record_offset(rank, place)
+    def _read_status(self, rank: int, place: int) -> RankStatus:
+        offset = self._status_offset(rank, place)
         return RankStatus.unpack(self._memory[offset : offset + _STATUS_BYTES])
 
 
 class SpinWait:
-    """Between two looks at a counter: gives the core away at once, and sleeps after a while."""
+    """The pause between two reads of a counter: yields the core first, and sleeps later."""
 
     def __init__(self) -> None:
         self._begun_at = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Since the wait began."""
+        """Seconds since the wait began."""
         return time.monotonic() - self._begun_at
 
     def wait(self) -> None:
@@ -210,9 +210,9 @@ class SpinWait:
 
 
 def _buffers_begin(size: int) -> int:
-    used = size * ((2 + NUM_TRACKS) * _LINE_BYTES + 3 * _STATUS_BYTES)
+    used = size * ((2 + NUM_DOUBLE_BUFFERS) * _LINE_BYTES + 3 * _STATUS_BYTES)
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _num_bytes(size: int) -> int:
-    return _buffers_begin(size) + NUM_TRACKS * 2 * size * PIECE_BYTES
+    return _buffers_begin(size) + NUM_DOUBLE_BUFFERS * 2 * size * PIECE_BYTES

@@ -1,8 +1,7 @@
-"""A group that exchanges tensors by torch.distributed: NCCL between GPUs, gloo anywhere.
+"""A group that exchanges tensors with torch.distributed: NCCL between GPUs, gloo between CPUs.
 
-The agreement and the ends go through shared memory as in every group. The connection is made after
-the first agreement, when all ranks are known to be there; ranks find each other through a file, and
-listen on loopback only.
+Agreement and aborts use shared memory, as in every group. Ranks connect after the first agreement,
+when all are known to be present; they find each other through a file and listen on loopback only.
 
 Shapes: T rows, W one rank's columns, A the columns of all ranks.
 """
@@ -33,46 +32,45 @@ _dist: Any = torch.distributed
 
 
 class TorchGroup:
-    """See `RankGroup`. Parts of different widths are padded to the widest, as both backends need.
+    """A `RankGroup` over torch.distributed; parts are padded to the widest, as backends require.
 
-    gloo's work is watched while it runs, so that an abort or a timeout ends the wait. NCCL's runs
-    on a stream of its own, which the device's stream waits for and the host does not; NCCL itself
-    ends the process of a rank that is stuck for longer than the timeout.
+    gloo's work is polled, so that an abort or a timeout ends the wait. NCCL's work runs on its own
+    stream, which the device's stream waits for and the host does not; NCCL itself ends the process
+    of a rank that is stuck for longer than the timeout.
     """
 
     def __init__(
         self,
-        block: SharedMemorySegment,
+        segment: SharedMemorySegment,
         backend: str,
         timeout_seconds: float,
         min_split_tokens: int | None = None,
     ) -> None:
-        self.rank = block.rank
-        self.size = block.size
+        self.rank = segment.rank
+        self.size = segment.size
         self.min_split_tokens = min_split_tokens
-        self._block = block
+        self._segment = segment
         self._backend = backend
         self._timeout = timedelta(seconds=timeout_seconds)
         self._connection: Any = None
 
     @property
     def waited_seconds(self) -> float:
-        """For agreements and, with gloo, for what the ranks exchange."""
-        return self._block.waited_seconds
+        """Waits of agreements and, with gloo, of tensor exchanges."""
+        return self._segment.waited_seconds
 
     def agree(self, step: Step, refusal: StagemeshError | None) -> None:
         """Connects the ranks after the first agreement."""
-        agree(self._block, step, refusal)
+        agree(self._segment, step, refusal)
         if self._connection is None:
             self._connection = self._connect()
-            self._block.unlink()
+            self._segment.unlink()
 
     def begin_all_reduce_(self, x: Tensor) -> PendingSum:
-        """Both backends add each element up in one place and send it to all."""
+        """Both backends sum each element on one rank, so all ranks get the same bits."""
         return _Sum(self, self._connection.allreduce([x]), x)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        """Begun and finished."""
         return self.begin_all_reduce_(x).finish()
 
     def all_gather(self, x_TW: Tensor, widths: Sequence[int]) -> Tensor:
@@ -93,7 +91,7 @@ class TorchGroup:
         return _joined(parts, widths) if self.rank == 0 else None
 
     def finish(self, work: Any, what: str) -> None:
-        """Waits for what was begun: on the host for gloo, on the device for NCCL."""
+        """Waits for `work`: on the host for gloo, on the device for NCCL."""
         try:
             if self._backend == "gloo":
                 self._watch(work.is_completed, what)
@@ -101,39 +99,39 @@ class TorchGroup:
         except RuntimeError as exc:
             raise self._failed(what, exc) from exc
 
-    def abort(self, end: StagemeshError) -> None:
-        """NCCL is told too: a GPU may be waiting."""
-        self._block.end(end)
-        connection = self._connection  # which the device's thread may close meanwhile
+    def abort(self, error: StagemeshError) -> None:
+        """Also aborts NCCL's connection, because a GPU may be waiting."""
+        self._segment.fail(error)
+        connection = self._connection  # the device's thread may close it concurrently
         if self._backend == "nccl" and connection is not None:
             connection.abort()
 
     def close(self) -> None:
-        """Closes the connection, at which gloo ends what the other ranks wait for.
+        """Closes the connection on a separate thread; gloo then fails the other ranks' waits.
 
-        gloo first finishes what was begun, for as long as the collective timeout where another rank
-        has stopped. Nobody else has to wait for that.
+        gloo first completes what was begun, which takes up to the collective timeout if another
+        rank has stopped.
         """
-        self._block.close()
+        self._segment.close()
         if self._connection is not None:
             connections, self._connection = [self._connection], None
             threading.Thread(target=connections.clear, name="close-group", daemon=True).start()
 
     def _connect(self) -> Any:
-        """Returns when all ranks have connected."""
-        path = store_path(self._block.path)
+        """Connects; returns when all ranks have."""
+        path = store_path(self._segment.path)
         made: Future[Any] = Future()
-        # Nothing else ends the wait for a rank that is gone before it has connected.
+        # A thread, so that the wait can end if a rank fails before it connects.
         threading.Thread(
             target=self._make, args=(path, made), name="connect-group", daemon=True
         ).start()
         try:
             self._watch(made.done, "connecting")
             connection = made.result()
-            # Only now has everybody read the file.
-            track = DoubleBuffer(self._block, 0)
-            track.post(torch.zeros(1))
-            track.collect("connecting")
+            # The file can be removed only after all ranks have read it.
+            buffer = DoubleBuffer(self._segment, 0)
+            buffer.post(torch.zeros(1))
+            buffer.collect("connecting")
         except RuntimeError as exc:
             raise self._failed("connecting", exc) from exc
         finally:
@@ -143,7 +141,7 @@ class TorchGroup:
     def _make(self, path: Path, made: Future[Any]) -> None:
         try:
             made.set_result(self._make_connection(_dist.FileStore(str(path), self.size)))
-        # A thread's boundary: it is raised again in the one that waits.
+        # A thread's boundary: the waiting thread raises it.
         except BaseException as exc:  # noqa: BLE001
             made.set_exception(exc)
 
@@ -161,32 +159,31 @@ class TorchGroup:
     def _watch(self, is_done: Callable[[], bool], what: str) -> None:
         pause = SpinWait()
         while not is_done():
-            self._block.check()
+            self._segment.check()
             if pause.seconds > self._timeout.total_seconds():
-                raise self._block.timeout("the other ranks", what)
+                raise self._segment.timeout("the other ranks", what)
             pause.wait()
-        self._block.waited_seconds += pause.seconds
+        self._segment.waited_seconds += pause.seconds
 
     def _failed(self, what: str, exc: RuntimeError) -> EpochEndedError:
-        """What a rank that ended says, before what the backend makes of it."""
+        """The error of a failed rank if there is one, otherwise the backend's."""
         try:
-            self._block.check()
-        except EpochEndedError as end:
-            return end
+            self._segment.check()
+        except EpochEndedError as error:
+            return error
         lines = str(exc).splitlines() or [""]
         return EpochEndedError(cause="collective", detail=f"{what} failed: {lines[0]}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """An all-reduce under way; `work` keeps its tensors until it is finished."""
+    """An all-reduce in progress; `work` holds its tensors until it is finished."""
 
     group: TorchGroup
     work: Any
     x: Tensor
 
     def finish(self) -> Tensor:
-        """Waits for it."""
         self.group.finish(self.work, "an all-reduce")
         return self.x
 

@@ -18,7 +18,7 @@ from stage_worker.collectives.group_factory import GroupSpec, open_group
 from stage_worker.loading.loading import LoadedStage
 from stage_worker.transport.frame_assembly import ReceivePlan
 from stage_worker.transport.frame_codec import epoch_name
-from stage_worker.transport.hidden_partition import hidden_interval, joined
+from stage_worker.transport.hidden_partition import hidden_interval, overlapping_ranks
 from stage_worker.transport.stage_sender import LinkPlan
 
 _MIN_WINDOW, _MAX_WINDOW = 2, 1024
@@ -86,9 +86,10 @@ def make_epoch_plan(
     hidden_size, spec = loaded.stage.config.hidden_size, loaded.stage.spec
     dtype = loaded.assignment.dtype
     own = hidden_interval(hidden_size, spec.rank, spec.tp_size)
+    senders = overlapping_ranks(own, hidden_size, request.num_senders)
     receive = ReceivePlan(
         epoch=request.epoch,
-        senders={0: None} if spec.is_first else joined(own, hidden_size, request.num_senders),
+        senders={0: None} if spec.is_first else senders,
         window=request.window,
         max_step_tokens=request.max_step_tokens,
         dtype=dtype,
@@ -104,7 +105,7 @@ def make_epoch_plan(
             hidden_interval=part,
             tls=None if dial_policy.tls is None else dial_policy.tls.credentials_for(Role.WORKER),
         )
-        for rank, part in joined(own, hidden_size, len(request.next)).items()
+        for rank, part in overlapping_ranks(own, hidden_size, len(request.next)).items()
     )
     is_sequential = request.overlap == stage_pb2.OVERLAP_OFF
     return RankEpochPlan(receive, links, request.rank, is_sequential)

@@ -26,7 +26,7 @@ from stage_worker.execution.simulated_stage import AnyStage
 from stage_worker.execution.stage_spec import StageOutput
 from stage_worker.transport.fanout_sender import FanoutSender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, epoch_name
-from stage_worker.transport.hidden_partition import Interval, cut
+from stage_worker.transport.hidden_partition import Interval, split_hidden
 from stage_worker.transport.receiver import Receiver, Sender
 from stage_worker.transport.result_stream import ResultStream
 
@@ -179,7 +179,7 @@ class EpochSession:
     ) -> tuple[Download, StageOutput]:
         """On the device's thread: one step, its output cut for the next ranks."""
         output = self._stage.run(step, None if hidden is None else hidden.arrived())
-        return self._transfers.download(cut(output.hidden_TH, parts)), output
+        return self._transfers.download(split_hidden(output.hidden_TH, parts)), output
 
     @contextmanager
     def _ending_epoch(self, sender: Sender) -> Iterator[None]:

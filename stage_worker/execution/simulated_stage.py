@@ -19,6 +19,7 @@ from torch import Tensor
 
 from runtime.errors import StagemeshError
 from runtime.model_config.model_config import ModelConfig
+from runtime.model_config.tensor_parallel import RankShares
 from runtime.protocol.step import SampledToken, ScoredToken, SequenceChunk, Step
 from stage_worker.collectives.group import SINGLE_RANK, RankGroup
 from stage_worker.execution.slot_table import SlotLimits, SlotTable
@@ -26,7 +27,6 @@ from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageOutput, StageSpec
 from stage_worker.model.weights import DTYPES
 from stage_worker.sampling.prompt_logprobs import chunk_targets
-from stage_worker.transport.hidden_partition import hidden_interval
 
 SIMULATED_DEVICE = "paced"
 """The kind of device that a paced worker says it has."""
@@ -74,8 +74,8 @@ class SimulatedStage:
         self._group: RankGroup = SINGLE_RANK
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._began_at: float | None = None
-        begin, end = hidden_interval(config.hidden_size, spec.rank, spec.tp_size)
-        self._hidden_TW = torch.zeros(0, end - begin, dtype=DTYPES[spec.dtype])
+        hidden_width = len(RankShares.of(config, spec.rank, spec.tp_size).hidden)
+        self._hidden_TW = torch.zeros(0, hidden_width, dtype=DTYPES[spec.dtype])
 
     @property
     def num_slots_used(self) -> int:

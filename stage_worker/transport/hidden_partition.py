@@ -24,7 +24,7 @@ def hidden_interval(hidden_size: int, rank: int, num_ranks: int) -> Interval:
     return own.start, own.stop
 
 
-def joined(own: Interval, hidden_size: int, num_ranks: int) -> dict[int, Interval]:
+def overlapping_ranks(own: Interval, hidden_size: int, num_ranks: int) -> dict[int, Interval]:
     """The ranks of a neighbouring stage that `own` is shared with, each with what both have."""
     parts = {}
     for rank in range(num_ranks):
@@ -35,7 +35,7 @@ def joined(own: Interval, hidden_size: int, num_ranks: int) -> dict[int, Interva
     return parts
 
 
-def cut(hidden_TH: Tensor | None, parts: Sequence[Interval]) -> tuple[Tensor | None, ...]:
+def split_hidden(hidden_TH: Tensor | None, parts: Sequence[Interval]) -> tuple[Tensor | None, ...]:
     """Each part in one piece, [T, h]; None where the step carries none.
 
     `parts` make the rank's interval up, in order.

@@ -106,8 +106,8 @@ async def test_serve_worker_sweeps_away_what_killed_ranks_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_file, "_folder", lambda: tmp_path)
-    shared_file.map_file(shared_file.block_path("left"), 4096).close()
-    assert _names_in(tmp_path) == [shared_file.block_path("left").name]
+    shared_file.map_file(shared_file.segment_path("left"), 4096).close()
+    assert _names_in(tmp_path) == [shared_file.segment_path("left").name]
     mesh = _Mesh(WELCOME)
     coordinator, address = await _start(mesh)
     stop = asyncio.Event()

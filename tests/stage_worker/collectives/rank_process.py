@@ -76,7 +76,7 @@ def connect_to_one_that_is_gone(group: RankGroup) -> object:
     """
     assert isinstance(group, TorchGroup)
     if group.rank == 1:
-        agree(group._block, Step(0), None)
+        agree(group._segment, Step(0), None)
         os._exit(1)
     connecting, told_at = threading.Event(), []
     make = group._make

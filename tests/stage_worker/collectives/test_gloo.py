@@ -16,7 +16,7 @@ import torch
 from runtime.errors import InvalidRequestError
 from runtime.protocol.step import Step
 from stage_worker.collectives.group_factory import GroupSpec, check_backend, open_group
-from stage_worker.collectives.shared_file import block_path, remove_stale_files
+from stage_worker.collectives.shared_file import remove_stale_files, segment_path
 from stage_worker.collectives.torch_group import TorchGroup
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
 from tests.tiny_models import make_tiny_llama
@@ -62,7 +62,7 @@ def run_both(folder: Path, scenario: str, overlap: str = "auto") -> list[Any]:
             sys.stderr.write(f"rank {number} {told}\n")
     # A rank that still connects when its group is closed may write its store anew.
     remove_stale_files()
-    path = block_path(name)
+    path = segment_path(name)
     assert not list(path.parent.glob(f"{path.name}*"))
     return [json.loads(text) if text else None for text in answers]
 

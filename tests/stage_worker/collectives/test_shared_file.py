@@ -13,9 +13,9 @@ from runtime.errors import SharedMemoryError
 from stage_worker.collectives import shared_file
 from stage_worker.collectives.group_factory import GroupSpec, open_group
 from stage_worker.collectives.shared_file import (
-    block_path,
     map_file,
     remove_stale_files,
+    segment_path,
     store_path,
 )
 
@@ -48,25 +48,25 @@ def test_sweep_after_all_ranks_were_killed_before_they_met_leaves_no_file() -> N
         assert process.stdout is not None
         assert process.stdout.readline() == b"open\n"
         remove_stale_files()
-        assert block_path(name).exists()
+        assert segment_path(name).exists()
         process.kill()
         process.wait()
-    assert block_path(name).exists()
+    assert segment_path(name).exists()
     remove_stale_files()
-    assert not block_path(name).exists()
+    assert not segment_path(name).exists()
 
 
 def test_sweep_keeps_what_a_rank_has_and_its_store(folder: Path) -> None:
-    memory = map_file(block_path("held"), 4096)
-    store_path(block_path("held")).touch()
+    memory = map_file(segment_path("held"), 4096)
+    store_path(segment_path("held")).touch()
     for name in ("left", "stored"):
-        map_file(block_path(name), 4096).close()
-        store_path(block_path(name)).touch()
-    block_path("stored").unlink()
+        map_file(segment_path(name), 4096).close()
+        store_path(segment_path(name)).touch()
+    segment_path("stored").unlink()
     remove_stale_files()
     assert {path.name for path in folder.iterdir()} == {
-        block_path("held").name,
-        store_path(block_path("held")).name,
+        segment_path("held").name,
+        store_path(segment_path("held")).name,
     }
     memory.close()
 
@@ -90,11 +90,11 @@ def test_map_file_that_is_swept_before_it_is_locked_is_made_anew(
         nonlocal num_calls
         num_calls += 1
         if num_calls == 1:
-            block_path("late").unlink()
+            segment_path("late").unlink()
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock_after_a_sweep)
-    first, second = (map_file(block_path("late"), 4096) for _ in range(2))
+    first, second = (map_file(segment_path("late"), 4096) for _ in range(2))
     first[:5] = b"there"
     assert second[:5] == b"there"
     assert num_calls == 3
@@ -105,7 +105,7 @@ def test_map_file_that_is_swept_before_it_is_locked_is_made_anew(
 def test_sweep_keeps_a_block_that_a_rank_made_anew_after_another_sweep(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, flock = block_path("anew"), fcntl.flock
+    path, flock = segment_path("anew"), fcntl.flock
     rank, has_rank = ExitStack(), False
 
     def flock_after_another_sweep(file: int, operation: int) -> None:
@@ -127,7 +127,7 @@ def test_sweep_keeps_a_block_that_a_rank_made_anew_after_another_sweep(
 
 def test_group_that_ends_leaves_no_file(folder: Path) -> None:
     group = open_group(GroupSpec("ends", 0, 2))
-    assert list(folder.iterdir()) == [block_path("ends")]
+    assert list(folder.iterdir()) == [segment_path("ends")]
     group.close()
     assert not list(folder.iterdir())
 

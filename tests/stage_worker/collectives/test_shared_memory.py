@@ -19,7 +19,7 @@ from runtime.model_config.tensor_parallel import share_widths
 from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.collectives.group import SINGLE_RANK, PendingSum, RankGroup
 from stage_worker.collectives.group_factory import GroupSpec, open_group
-from stage_worker.collectives.shared_file import block_path
+from stage_worker.collectives.shared_file import segment_path
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
 
 OpenGroups = Callable[..., list[RankGroup]]
@@ -205,17 +205,17 @@ def test_collective_without_the_others_times_out_naming_who_is_missing(
 def test_group_once_all_have_met_has_no_file_any_more() -> None:
     name = f"test-file-{os.getpid()}"
     groups = [open_group(GroupSpec(name, rank, 2)) for rank in range(2)]
-    assert block_path(name).exists()
+    assert segment_path(name).exists()
     run_ranks([partial(group.agree, Step(0), None) for group in groups])
-    assert not block_path(name).exists()
+    assert not segment_path(name).exists()
     for group in groups:
         group.close()
 
 
 def test_group_ended_before_all_have_met_leaves_no_file() -> None:
     name = f"../../test-unmet-{os.getpid()}"
-    path = block_path(name)
-    assert path.parent == block_path("other").parent
+    path = segment_path(name)
+    assert path.parent == segment_path("other").parent
     group = open_group(GroupSpec(name, 0, 2))
     group.abort(EpochEndedError(cause="sender_gone", detail="a stream broke"))
     assert not path.exists()
@@ -233,11 +233,11 @@ def test_group_without_room_for_its_memory_is_refused_with_the_place(
     with pytest.raises(SharedMemoryError, match="No space left") as caught:
         open_group(GroupSpec(name, 0, 2))
     error = caught.value
-    assert error.path == str(block_path(name))
+    assert error.path == str(segment_path(name))
     assert (error.num_bytes > 2**20, error.available_bytes > 0) == (True, True)
     for told in (f"{error.num_bytes:,} bytes", f"{error.available_bytes:,} bytes are free"):
         assert told in str(error)
-    assert not block_path(name).exists()
+    assert not segment_path(name).exists()
 
 
 def test_group_of_one_rank_is_the_shared_solo_group() -> None:

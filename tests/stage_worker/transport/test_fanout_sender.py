@@ -11,7 +11,7 @@ from protos import stage_pb2
 from runtime.rpc import channels
 from stage_worker.transport.fanout_sender import FanoutSender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
-from stage_worker.transport.hidden_partition import Interval, cut
+from stage_worker.transport.hidden_partition import Interval, split_hidden
 from stage_worker.transport.stage_sender import LinkPlan
 from tests.stage_worker.frames import EPOCH, make_header
 
@@ -58,7 +58,7 @@ async def _linked() -> AsyncIterator[tuple[FanoutSender, list[_Peer]]]:
 async def test_send_gives_each_rank_its_part_with_the_same_header() -> None:
     hidden_TH = torch.arange(24.0).reshape(3, 8)
     async with _linked() as (ranks, peers):
-        sent = await ranks.send(make_header(0), cut(hidden_TH, ranks.parts))
+        sent = await ranks.send(make_header(0), split_hidden(hidden_TH, ranks.parts))
         frames = [await peer.frames.get() for peer in peers]
     assert [frame.head.header for frame in frames] == [make_header(0)] * 2
     for frame, (begin, end) in zip(frames, PARTS, strict=True):

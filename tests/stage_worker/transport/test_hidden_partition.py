@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage_worker.transport.hidden_partition import cut, hidden_interval, joined
+from stage_worker.transport.hidden_partition import hidden_interval, overlapping_ranks, split_hidden
 
 
 @given(tp_size=st.integers(1, 8), hidden_size=st.integers(8, 100), data=st.data())
@@ -13,7 +13,7 @@ def test_joined_as_many_ranks_on_both_sides_is_the_own_rank_alone(
 ) -> None:
     rank = data.draw(st.integers(0, tp_size - 1))
     own = hidden_interval(hidden_size, rank, tp_size)
-    assert joined(own, hidden_size, tp_size) == {rank: own}
+    assert overlapping_ranks(own, hidden_size, tp_size) == {rank: own}
 
 
 @given(
@@ -25,14 +25,14 @@ def test_joined_both_sides_see_the_same_parts_and_every_column_goes_once(
     sent = {
         (sender, receiver): part
         for sender in range(num_senders)
-        for receiver, part in joined(
+        for receiver, part in overlapping_ranks(
             hidden_interval(hidden_size, sender, num_senders), hidden_size, num_receivers
         ).items()
     }
     received = {
         (sender, receiver): part
         for receiver in range(num_receivers)
-        for sender, part in joined(
+        for sender, part in overlapping_ranks(
             hidden_interval(hidden_size, receiver, num_receivers), hidden_size, num_senders
         ).items()
     }
@@ -42,13 +42,13 @@ def test_joined_both_sides_see_the_same_parts_and_every_column_goes_once(
 
 
 def test_joined_two_ranks_meet_three_where_their_intervals_do() -> None:
-    assert joined((0, 32), 64, 3) == {0: (0, 22), 1: (22, 32)}
-    assert joined((32, 64), 64, 3) == {1: (32, 43), 2: (43, 64)}
+    assert overlapping_ranks((0, 32), 64, 3) == {0: (0, 22), 1: (22, 32)}
+    assert overlapping_ranks((32, 64), 64, 3) == {1: (32, 43), 2: (43, 64)}
 
 
 def test_cut_parts_are_contiguous_pieces_of_the_ranks_interval() -> None:
     hidden_TH = torch.arange(12.0).reshape(2, 6)
-    first, second = cut(hidden_TH, ((10, 14), (14, 16)))
+    first, second = split_hidden(hidden_TH, ((10, 14), (14, 16)))
     assert first is not None
     assert second is not None
     assert torch.equal(first, hidden_TH[:, :4])
@@ -57,4 +57,4 @@ def test_cut_parts_are_contiguous_pieces_of_the_ranks_interval() -> None:
 
 
 def test_cut_of_a_step_without_tokens_is_nothing_for_each_part() -> None:
-    assert cut(None, ((0, 4), (4, 8))) == (None, None)
+    assert split_hidden(None, ((0, 4), (4, 8))) == (None, None)
