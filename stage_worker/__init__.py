@@ -1,1 +1,1 @@
-"""The worker: one process, one device, one part of a model."""
+"""The worker: one process that runs one rank of a stage on one device."""

@@ -1,7 +1,7 @@
-"""The worker process: listens, joins the mesh, serves until told to stop, leaves nothing behind.
+"""The worker process: listens, joins the mesh, serves until it is stopped, and cleans up.
 
-`run_worker` raises a StagemeshError when the process should end with a reason: its port is taken,
-its device does not exist, its model cannot be served, or the coordinator refused it.
+`run_worker` raises a StagemeshError if the process cannot go on: its port is taken, its device does
+not exist, its model cannot be served, or the coordinator refuses the worker.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from stage_worker.service import StageService, WorkerHealth
 from stage_worker.worker import Worker
 from stage_worker.worker_metrics import count_activity, expose, expose_device
 
-# Another try may do better, so it is not the code of a process that refuses.
+# Differs from the exit code of a refused start: a restart may succeed.
 EXIT_STUCK = 4
 
 _NO_CUDA = "this machine has no CUDA device; leave it at auto, or choose cpu"
@@ -49,15 +49,14 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What one worker process is told at its start; `device` is `auto`, `cpu` or `cuda`.
+    """The settings of one worker process; `device` is `auto`, `cpu` or `cuda`.
 
-    `listen` is for the stages, `metrics` for Prometheus; port 0 takes a free one. `advertise` is
-    where others reach `listen`, if they reach it elsewhere. `model_path`
-    stands in for the model that the coordinator names, on a node where it lies
-    elsewhere. `grace_seconds` is how long a worker that is told to stop waits for what runs to end
-    or go on without it. With a `pace` it computes nothing. Without `mesh_tls`, `listen` must be on
-    loopback unless `is_mesh_insecure`. `exit_with_parent` stops the process when standard input
-    ends.
+    `listen` is the address for other stages and `metrics` the one for Prometheus; port 0 selects a
+    free port. `advertise` replaces `listen` as the address that the worker reports. `model_path`
+    replaces the model that the coordinator names. `grace_seconds` limits how long a stopping worker
+    waits to be released. With `step_times` the worker simulates its stage. Without `mesh_tls`,
+    `listen` must be on loopback unless `is_mesh_insecure`. `exit_with_parent` stops the process
+    when standard input ends.
     """
 
     coordinator: str
@@ -68,7 +67,7 @@ class WorkerOptions:
     device: str = "auto"
     num_threads: int = 1
     device_sharers: int = 1
-    pace: StepTimeModel | None = None
+    step_times: StepTimeModel | None = None
     mesh_tls: MeshTls | None = None
     is_mesh_insecure: bool = False
     grace_seconds: float = 10.0
@@ -76,9 +75,9 @@ class WorkerOptions:
 
 
 def run_worker(options: WorkerOptions) -> None:
-    """Serve until SIGTERM, SIGINT or the parent's end; raises what makes the process give up.
+    """Serves until SIGTERM, SIGINT or the parent's end; raises the error that ends the process.
 
-    With a device that is stuck it exits with `EXIT_STUCK`, because nothing can end its thread.
+    If the device is stuck, the process exits with `EXIT_STUCK`, because its thread cannot be ended.
     """
     try:
         run(partial(serve_worker, options), exit_with_parent=options.exit_with_parent)
@@ -91,26 +90,26 @@ def run_worker(options: WorkerOptions) -> None:
 
 
 async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
-    """The worker's life on the running event loop, until `stop` is set or it is refused."""
+    """Serves on the running event loop until `stop` is set or the mesh refuses the worker."""
     await _check_options(options)
     remove_stale_files()
     device = _make_device(options)
     worker_id = str(uuid.uuid4())
     metrics = WorkerMetrics(CollectorRegistry())
     health = WorkerHealth()
-    look = make_probe(device.kind, device_uuid(device.kind))
+    device_probe = make_probe(device.kind, device_uuid(device.kind))
     with closing(DeviceThread(device.num_threads)) as thread:
         async with (
             serve_metrics(options.metrics, metrics.registry) as metrics_address,
             asyncio.TaskGroup() as tasks,
         ):
-            count = partial(count_activity, metrics)
+            on_activity = partial(count_activity, metrics)
             dial_policy = DialPolicy(options.mesh_tls, options.is_mesh_insecure)
-            worker = Worker(worker_id, device, thread, tasks, dial_policy, count)
+            worker = Worker(worker_id, device, thread, tasks, dial_policy, on_activity)
             expose(metrics, worker, health)
-            expose_device(metrics, look)
+            expose_device(metrics, device_probe)
             async with _listening(options, worker, metrics, health) as address:
-                me = HelloFactory(
+                hello_factory = HelloFactory(
                     options.coordinator,
                     worker_id,
                     device.kind,
@@ -119,10 +118,10 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
                     worker.held,
                 )
                 lag = tasks.create_task(observe_loop_lag(metrics.event_loop_lag))
-                await _stay_until_told(
-                    me,
+                await _run_membership(
+                    hello_factory,
                     health,
-                    partial(_heartbeat, look, worker),
+                    partial(_heartbeat, device_probe, worker),
                     options.mesh_tls,
                     stop,
                     options.grace_seconds,
@@ -131,13 +130,13 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     _log.info("stopped", worker_id=worker_id)
 
 
-def _heartbeat(look: DeviceProbe, worker: Worker) -> mesh_pb2.Heartbeat:
-    """What the worker says of its device and of its work."""
-    return mesh_pb2.Heartbeat(usage=usage_to_proto(look()), activity=worker.activity())
+def _heartbeat(device_probe: DeviceProbe, worker: Worker) -> mesh_pb2.Heartbeat:
+    """The device's usage and the rank's activity."""
+    return mesh_pb2.Heartbeat(usage=usage_to_proto(device_probe()), activity=worker.activity())
 
 
 async def _check_options(options: WorkerOptions) -> None:
-    """Raises what can be seen to be wrong before anything is held."""
+    """Validates the options before any resource is allocated."""
     check_mesh_address(options.listen, "--listen", options.mesh_tls, options.is_mesh_insecure)
     if options.model_path is not None:
         await asyncio.to_thread(check_model_path, options.model_path)
@@ -147,7 +146,7 @@ async def _check_options(options: WorkerOptions) -> None:
 async def _listening(
     options: WorkerOptions, worker: Worker, metrics: WorkerMetrics, health: WorkerHealth
 ) -> AsyncIterator[str]:
-    """The worker's service, at the address that is given; at the end the worker is closed, too."""
+    """Serves the worker; yields the bound address and closes the worker at the end."""
     server = channels.make_server(
         count_call=count_calls(metrics), check=peer_authorization.authorize, is_bulk=True
     )
@@ -162,42 +161,47 @@ async def _listening(
         await server.stop(_CLOSE_SECONDS)
 
 
-async def _stay_until_told(
-    me: HelloFactory,
+async def _run_membership(
+    hello_factory: HelloFactory,
     health: WorkerHealth,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
     tls: MeshTls | None,
     stop: asyncio.Event,
     grace_seconds: float,
 ) -> None:
-    """A member's life: until the mesh releases it, or `stop` is set and its grace time is over."""
-    departure = LeaveRequest(asyncio.Event(), grace_seconds)
+    """Stays joined until the mesh releases the worker, or `stop` is set and the grace time ends."""
+    leave_request = LeaveRequest(asyncio.Event(), grace_seconds)
     async with asyncio.TaskGroup() as tasks:
-        member = tasks.create_task(
+        membership = tasks.create_task(
             maintain_membership(
-                me.coordinator, me.hello, health.set_joined, departure, make_heartbeat, tls
+                hello_factory.coordinator,
+                hello_factory.hello,
+                health.set_joined,
+                leave_request,
+                make_heartbeat,
+                tls,
             )
         )
         stopping = tasks.create_task(stop.wait())
-        await asyncio.wait((member, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((membership, stopping), return_when=asyncio.FIRST_COMPLETED)
         if health.is_joined:
-            departure.asked.set()
-            await asyncio.wait((member,), timeout=grace_seconds)
-        member.cancel()
+            leave_request.requested.set()
+            await asyncio.wait((membership,), timeout=grace_seconds)
+        membership.cancel()
         stopping.cancel()
 
 
 def _make_device(options: WorkerOptions) -> WorkerDevice:
-    kind = SIMULATED_DEVICE if options.pace else _choose_device(options.device)
+    kind = SIMULATED_DEVICE if options.step_times else _choose_device(options.device)
     return WorkerDevice(
-        kind, options.num_threads, options.model_path, options.pace, options.device_sharers
+        kind, options.num_threads, options.model_path, options.step_times, options.device_sharers
     )
 
 
-def _choose_device(asked: str) -> str:
+def _choose_device(requested: str) -> str:
     has_cuda = torch.cuda.is_available()
-    if asked == "auto":
+    if requested == "auto":
         return "cuda" if has_cuda else "cpu"
-    if asked == "cuda" and not has_cuda:
+    if requested == "cuda" and not has_cuda:
         raise InvalidRequestError(field="--device", problem=_NO_CUDA)
-    return asked
+    return requested

@@ -1,8 +1,8 @@
-"""The Stage service: protobuf in and out, nothing decided.
+"""The worker's gRPC services: Stage, which translates RPCs into calls of `Worker`, and health.
 
-Errors become statuses in `runtime/rpc/channels.py`.
-Methods that write their responses themselves, rather than yield them, do so because their tasks may
-not outlive a `yield`; the generated types know only the other style.
+Errors become gRPC statuses in `runtime/rpc/channels.py`. Methods that hold a task group write
+their responses instead of yielding them, because task groups must not span a `yield`; the
+generated types know only the yielding style.
 """
 
 from collections.abc import AsyncIterator
@@ -19,20 +19,20 @@ from stage_worker.device.progress import with_progress
 from stage_worker.transport.frame_codec import ForwardContext, add_forward_handler
 from stage_worker.worker import Worker
 
-# Serving while the worker is in a mesh; the empty name says: alive.
+# SERVING under this name means joined; under the empty name, alive.
 STAGE_SERVICE = stage_pb2.DESCRIPTOR.services_by_name["Stage"].full_name
 
 _STATUSES = health_pb2.HealthCheckResponse
 
 
 class StageService(stage_pb2_grpc.StageServicer):
-    """One worker's RPCs; method names are the protocol's."""
+    """The RPCs of one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve it on `server`, with `Forward` through the codec that does not copy payloads."""
+        """Registers the service; `Forward` uses the codec that does not copy payloads."""
         stage_pb2_grpc.add_StageServicer_to_server(self, server)
         add_forward_handler(server, self.Forward)
 
@@ -41,7 +41,7 @@ class StageService(stage_pb2_grpc.StageServicer):
         request: stage_pb2.LoadRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Progress in bytes; the last message carries the report."""
+        """Streams progress in bytes; the last message has the report."""
         total_bytes = 0
 
         async def send(done: int, total: int) -> None:
@@ -61,7 +61,7 @@ class StageService(stage_pb2_grpc.StageServicer):
         request: stage_pb2.RecordCanaryRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Progress in layers; the last message carries the log-probabilities."""
+        """Streams progress in layers; the last message has the log-probabilities."""
 
         async def send(done: int, total: int) -> None:
             await context.write(stage_pb2.RecordCanaryProgress(done_layers=done, num_layers=total))
@@ -74,14 +74,14 @@ class StageService(stage_pb2_grpc.StageServicer):
     async def OpenEpoch(
         self, request: stage_pb2.OpenEpochRequest, _: Any
     ) -> stage_pb2.OpenEpochResponse:
-        """Answers when steps may come."""
+        """Responds once the epoch accepts steps."""
         await self._worker.open_epoch(request)
         return stage_pb2.OpenEpochResponse()
 
     async def Forward(  # type: ignore[override]
         self, _: Any, context: ForwardContext
     ) -> None:
-        """Belongs to the epoch that is open when the stream begins."""
+        """Receives one sender's steps for the epoch that is open when the stream begins."""
         session = self._worker.session()
         sender = Role.COORDINATOR if session.is_first else Role.WORKER
         check_caller(context, frozenset({sender}), "this stage's Forward")
@@ -90,35 +90,35 @@ class StageService(stage_pb2_grpc.StageServicer):
     async def Results(
         self, request: stage_pb2.ResultsRequest, _: Any
     ) -> AsyncIterator[stage_pb2.StepResult]:
-        """Everything since the epoch's first step, until it ends."""
+        """Streams all results from the epoch's first step until it ends."""
         async with aclosing(self._worker.results(request.epoch).messages()) as messages:
             async for message in messages:
                 yield message
 
     async def Status(self, request: stage_pb2.StatusRequest, _: Any) -> stage_pb2.StatusResponse:
-        """Answers at any time, also while loading."""
+        """Responds at any time, also during a load."""
         return self._worker.status()
 
     async def Unload(self, request: stage_pb2.UnloadRequest, _: Any) -> stage_pb2.UnloadResponse:
-        """Answers when the weights are dropped."""
+        """Responds once the weights are freed."""
         await self._worker.unload()
         return stage_pb2.UnloadResponse()
 
 
 class WorkerHealth:
-    """The health service of one worker, which starts outside of any mesh."""
+    """The health service of one worker, which has not joined at first."""
 
     def __init__(self) -> None:
         self.is_joined = False
         self._servicer = health.aio.HealthServicer()
 
     async def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve it on `server`."""
+        """Registers the service on `server`."""
         await self.set_joined(False)
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def set_joined(self, is_joined: bool) -> None:
-        """The worker came into a mesh, or is out of it."""
+        """Publishes whether the worker has joined a mesh."""
         self.is_joined = is_joined
         status = _STATUSES.SERVING if is_joined else _STATUSES.NOT_SERVING
         await self._servicer.set(STAGE_SERVICE, status)

@@ -1,7 +1,7 @@
-"""What one worker holds, and the changes of it: nothing, a part of a model, a running epoch.
+"""The state of one worker: its assignment, loaded weights and epoch, and their changes.
 
-One assignment and at most one epoch at a time; a new one replaces the old one cleanly. Changes
-come one after the other. It knows nothing of RPCs; `service.py` maps them onto these calls.
+There is at most one assignment and one epoch; a new one replaces the old one. Changes are
+serialized. `service.py` maps RPCs onto these calls.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ from stage_worker.loading.loading import (
 from stage_worker.transport.frame_codec import epoch_name
 from stage_worker.transport.result_stream import ResultStream
 
-# What a device that waits in a collective is given beyond the collective's own timeout.
+# Allowed beyond the collective timeout before the device counts as stuck.
 _STUCK_SECONDS = 5.0
-# For giving a group back while the process ends; what is stuck ends with the process.
+# For closing the group when the process ends.
 _CLOSE_SECONDS = 1.0
 _ON_LOOPBACK = DialPolicy()
 
 
 class Worker:
-    """The worker's state; used from the event loop, while the device's thread does the work."""
+    """The worker's state; called from the event loop, computes on the device's thread."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class Worker:
         thread: DeviceThread,
         tasks: asyncio.TaskGroup,
         dial_policy: DialPolicy = _ON_LOOPBACK,
-        count: ActivityListener = ignore_activity,
+        on_activity: ActivityListener = ignore_activity,
     ) -> None:
-        """Links go as far as `dial_policy`; `count` is told what steps take, as they take it."""
+        """`dial_policy` limits the links to other stages; `on_activity` gets each step's times."""
         self.worker_id = worker_id
-        self._count = count
+        self._on_activity = on_activity
         self._dial_policy = dial_policy
         self._device = device
         self._thread = thread
@@ -70,17 +70,17 @@ class Worker:
         self._session: EpochSession | None = None
         self._session_task: asyncio.Task[None] | None = None
         self._group: RankGroup = SINGLE_RANK
-        self._watch: asyncio.Task[None] | None = None
-        # Outlives its session, so that a reader that comes late still learns why it failed.
+        self._device_watch: asyncio.Task[None] | None = None
+        # Outlives its session, so that a late reader still gets the failure.
         self._results: ResultStream | None = None
 
     async def load(
         self, assignment: stage_pb2.Assignment, progress: ProgressFn
     ) -> stage_pb2.LoadReport:
-        """End the epoch, drop the weights, and load this part instead.
+        """Ends the epoch, frees the weights and loads `assignment`.
 
-        A part that is refused for its numbers or its files costs the epoch and the weights nothing;
-        one that is held for another replica is kept.
+        An assignment that is refused for its numbers or files leaves the epoch and the weights as
+        they are. Weights that are already loaded for another replica are kept.
         """
         async with self._change():
             self._is_loading = True
@@ -105,66 +105,68 @@ class Worker:
         return await self._thread.run(partial(load_stage, found, self._device, progress))
 
     def held(self) -> stage_pb2.Assignment | None:
-        """The part whose weights are loaded, if any."""
+        """The assignment whose weights are loaded, if any."""
         return None if self._loaded is None or self._is_loading else self._loaded.assignment
 
     async def reference_logprobs(
         self, request: stage_pb2.RecordCanaryRequest, progress: ProgressFn
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Token ids and log-probabilities, most likely first, of the model in one piece."""
+        """The unsplit model's most likely next tokens and their log-probabilities, in order."""
         return await self._thread.run(
             partial(compute_reference_logprobs, request, self._device, progress)
         )
 
     async def open_epoch(self, request: stage_pb2.OpenEpochRequest) -> None:
-        """End the running epoch and start another, with the next stage connected."""
+        """Replaces the epoch; returns once the next stage is connected."""
         async with self._change():
             loaded = self._check_epoch(request)
             await self._end_session()
             self._group = await self._thread.run(partial(open_stage, request, loaded))
             plan = make_epoch_plan(request, loaded, self._dial_policy)
-            session = EpochSession(plan, loaded.stage, self._thread, self._group, self._count)
+            session = EpochSession(plan, loaded.stage, self._thread, self._group, self._on_activity)
             self._results = session.results
             self._session = session
             self._session_task = self._tasks.create_task(session.run())
             if self._group.size > 1:
-                patience = request.collective_timeout_seconds + _STUCK_SECONDS
-                self._watch = self._tasks.create_task(self._watch_device(session, patience))
+                stuck_seconds = request.collective_timeout_seconds + _STUCK_SECONDS
+                self._device_watch = self._tasks.create_task(
+                    self._watch_device(session, stuck_seconds)
+                )
             await session.wait_open()
 
     def session(self) -> EpochSession:
-        """The running epoch; raises EpochEndedError when there is none."""
-        if self._session is None or self._session.is_over:
+        """The running epoch; raises EpochEndedError if there is none."""
+        if self._session is None or self._session.has_ended:
             raise EpochEndedError(cause="no_epoch", detail="this worker has no open epoch")
         return self._session
 
     def results(self, epoch: stage_pb2.EpochId) -> ResultStream:
-        """The results of `epoch`, which is the running or the latest one."""
+        """The results of `epoch`; raises StaleEpochError unless it is the latest one."""
         if self._results is None or self._results.epoch != epoch:
             raise StaleEpochError(expected=self._latest_epoch(), actual=epoch_name(epoch))
         return self._results
 
     async def unload(self) -> None:
-        """End the epoch and drop the weights."""
+        """Ends the epoch and frees the weights."""
         async with self._change():
             await self._drop()
 
     async def close(self) -> None:
-        """End the epoch; the process is about to end."""
-        if self._watch is not None:
-            self._watch.cancel()
+        """Ends the epoch when the process ends."""
+        if self._device_watch is not None:
+            self._device_watch.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._end_session()
 
     def activity(self) -> mesh_pb2.RankActivity:
-        """What this rank did in its latest epoch."""
+        """This rank's activity in its latest epoch."""
         if self._session is None:
             return mesh_pb2.RankActivity()
         return activity_to_proto(self._session.activity, self._session.epoch)
 
     def status(self) -> stage_pb2.StatusResponse:
-        """What this worker holds and does now."""
+        """The worker's current state."""
         response = stage_pb2.StatusResponse(
             worker_id=self.worker_id,
             state=self._state(),
@@ -176,8 +178,8 @@ class Worker:
             response.assignment.CopyFrom(self._loaded.assignment)
             response.weights_bytes = stage.weights_bytes
             response.num_kv_blocks = self._loaded.num_kv_blocks
-            # What an ended epoch held is nobody's; it is cleared when the next one opens.
-            if self._session is not None and not self._session.is_over:
+            # Slots and blocks of an ended epoch are unused; the next epoch clears them.
+            if self._session is not None and not self._session.has_ended:
                 response.num_kv_blocks_used = stage.num_blocks_used
                 response.num_slots_used = stage.num_slots_used
         if self._session is not None:
@@ -190,12 +192,12 @@ class Worker:
             return stage_pb2.WORKER_STATE_LOADING
         if self._loaded is None:
             return stage_pb2.WORKER_STATE_EMPTY
-        if self._session is None or self._session.is_over:
+        if self._session is None or self._session.has_ended:
             return stage_pb2.WORKER_STATE_LOADED
         return stage_pb2.WORKER_STATE_SERVING
 
     def _change(self) -> asyncio.Lock:
-        """Hold it to change what the worker holds; not to be waited for during a long load."""
+        """The lock for changes; raises NotReadyError during a load, which may take long."""
         if self._is_loading:
             raise NotReadyError(phase="loading")
         return self._changing
@@ -215,20 +217,20 @@ class Worker:
         if group.size > 1:
             await self._thread.run(group.close)
 
-    async def _watch_device(self, session: EpochSession, patience_seconds: float) -> None:
-        """Ends the process, by an error, if the device stays in an epoch that is over."""
-        await session.over()
+    async def _watch_device(self, session: EpochSession, stuck_seconds: float) -> None:
+        """Raises DeviceStuckError if the device still computes long after the epoch ended."""
+        await session.wait_ended()
         try:
-            async with asyncio.timeout(patience_seconds):
+            async with asyncio.timeout(stuck_seconds):
                 await self._thread.run(lambda: None)
         except TimeoutError:
-            raise DeviceStuckError(seconds=patience_seconds) from None
+            raise DeviceStuckError(seconds=stuck_seconds) from None
 
     def _latest_epoch(self) -> str:
         return "none" if self._results is None else epoch_name(self._results.epoch)
 
     def _check_epoch(self, request: stage_pb2.OpenEpochRequest) -> LoadedStage:
-        """Refuse what does not fit the loaded part, or is older than the latest epoch."""
+        """Refuses a request that does not fit the loaded stage or is not newer than the latest."""
         if self._loaded is None:
             raise NotReadyError(phase="nothing is loaded")
         assignment = self._loaded.assignment

@@ -1,5 +1,7 @@
-"""What a worker shows to Prometheus: figures are read where they are, whenever somebody asks,
-and times and bytes are added up as they come."""
+"""Connects a worker's state to its Prometheus metrics.
+
+Gauges are read from the worker at each scrape; counters are increased as steps complete.
+"""
 
 import math
 
@@ -19,7 +21,7 @@ _STATES = {
 
 
 def expose(metrics: WorkerMetrics, worker: Worker, health: WorkerHealth) -> None:
-    """Ties the metrics to the worker. They are read from another thread than the event loop's."""
+    """Connects the gauges to the worker; they are read outside the event loop's thread."""
     metrics.joined.set_function(lambda: health.is_joined)
     for name, state in _STATES.items():
         metrics.state.labels(name).set_function(
@@ -32,17 +34,17 @@ def expose(metrics: WorkerMetrics, worker: Worker, health: WorkerHealth) -> None
     metrics.kv_blocks.labels("free").set_function(lambda: _num_free_blocks(worker.status()))
 
 
-def expose_device(metrics: WorkerMetrics, look: DeviceProbe) -> None:
-    """Ties the metrics to the device; what it does not tell is not a number."""
-    metrics.device_utilization.set_function(lambda: _number(look().utilization))
-    metrics.device_power.set_function(lambda: _number(look().power_watts))
-    metrics.device_temperature.set_function(lambda: _number(look().temperature_celsius))
-    metrics.device_memory.labels("used").set_function(lambda: _number(look().memory_used_bytes))
-    metrics.device_memory.labels("free").set_function(lambda: _number(look().memory_free_bytes))
+def expose_device(metrics: WorkerMetrics, probe: DeviceProbe) -> None:
+    """Connects the gauges to the device; unknown values are NaN."""
+    metrics.device_utilization.set_function(lambda: _number(probe().utilization))
+    metrics.device_power.set_function(lambda: _number(probe().power_watts))
+    metrics.device_temperature.set_function(lambda: _number(probe().temperature_celsius))
+    metrics.device_memory.labels("used").set_function(lambda: _number(probe().memory_used_bytes))
+    metrics.device_memory.labels("free").set_function(lambda: _number(probe().memory_free_bytes))
 
 
 def count_activity(metrics: WorkerMetrics, activity: RankActivity) -> None:
-    """Adds what a step, or a send, took."""
+    """Adds the times and bytes of a step or a send."""
     metrics.compute_seconds.inc(activity.compute_seconds)
     metrics.wait_seconds.inc(activity.wait_seconds)
     metrics.sent_bytes.inc(activity.num_bytes_sent)

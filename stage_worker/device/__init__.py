@@ -1,1 +1,1 @@
-"""The device's one thread, copies between host and device, and the device's description."""
+"""The device's thread, copies between host and device, and the device's description."""

@@ -1,4 +1,4 @@
-"""What this process can say about itself: its device and its memory."""
+"""Describes the device and reads the memory of this process."""
 
 import platform
 import resource
@@ -15,7 +15,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def describe_device(kind: str) -> mesh_pb2.Device:
-    """The device that this worker would compute on, with all of its memory."""
+    """The device of this worker, with its total memory."""
     if kind == "cuda":
         properties = torch.cuda.get_device_properties(0)
         return mesh_pb2.Device(
@@ -30,18 +30,18 @@ def describe_device(kind: str) -> mesh_pb2.Device:
 
 
 def device_uuid(kind: str) -> str:
-    """What NVIDIA's tools call the device; empty for a CPU."""
+    """The UUID that NVIDIA's tools use; empty for a CPU."""
     return str(torch.cuda.get_device_properties(0).uuid) if kind == "cuda" else ""
 
 
 def rss_bytes() -> int:
-    """Memory of this process that is resident now; its peak where the system only tells that."""
+    """Resident memory of this process now; its peak on systems that only report that."""
     return _proc_bytes("VmRSS") or peak_rss_bytes()
 
 
 def peak_rss_bytes() -> int:
-    """The most memory of this process that was ever resident."""
-    # Not ru_maxrss where there is a choice: it starts from what the parent held at the fork.
+    """Peak resident memory of this process."""
+    # Preferred to ru_maxrss, which starts at the parent's memory at the fork.
     peak = _proc_bytes("VmHWM")
     if peak is not None:
         return peak
@@ -59,7 +59,7 @@ def _proc_bytes(field: str) -> int | None:
 
 
 def _fast_dtypes(kind: str) -> list[stage_pb2.DType]:
-    """A CPU without units of its own for bfloat16 emulates it, many times slower than float32."""
+    """The dtypes with hardware support; an emulated bfloat16 is far slower than float32."""
     dtypes = [stage_pb2.DTYPE_FLOAT32]
     if kind == "cuda":
         dtypes.append(stage_pb2.DTYPE_FLOAT16)

@@ -1,7 +1,7 @@
-"""The one thread that owns the device, and the record of when it was computing.
+"""The one thread that uses the device, and the times at which it computed steps.
 
-Everything that touches a Stage runs here, one call after the other, so a Stage needs no locks and
-a call left over from an ended epoch cannot run beside one of the next.
+All calls of a stage runner run here, one after the other. The stage runner needs no locks, and a
+call left from an ended epoch cannot run during a call of the next.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ import torch
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
-# Sends overlap the few steps after theirs: outboxes are bounded, so older intervals are not asked.
+# A send overlaps only the few steps after its own, because outboxes are bounded.
 _NUM_BUSY_INTERVALS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class TimedResult(Generic[_T_co]):
-    """A result with the time in which it was computed, in `time.monotonic` seconds."""
+    """A result and the interval of its computation, in `time.monotonic` seconds."""
 
     value: _T_co
     begun_at: float
@@ -31,7 +31,7 @@ class TimedResult(Generic[_T_co]):
 
 
 class DeviceThread:
-    """Runs calls on the device's thread; used from one event loop."""
+    """Runs calls on the device's thread, on behalf of one event loop."""
 
     def __init__(self, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(
@@ -41,22 +41,22 @@ class DeviceThread:
         self._computing_since: float | None = None
 
     async def run(self, call: Callable[[], _T]) -> _T:
-        """Run `call` after those before it. Cancelling the wait does not stop a call that runs."""
+        """Runs `call` after all earlier ones. Cancellation does not stop a running call."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def compute(self, call: Callable[[], _T]) -> TimedResult[_T]:
-        """Like `run`, for a step: its time counts as the device being busy."""
+        """Like `run`, for a step: its time counts as busy."""
         return await self.run(lambda: self._timed(call))
 
     def busy_seconds(self, begin: float, end: float) -> float:
-        """For how long of [begin, end] the device was computing steps."""
+        """Seconds within [begin, end] in which the device computed steps."""
         intervals = list(self._busy)
         if self._computing_since is not None:
             intervals.append((self._computing_since, end))
         return sum(max(0.0, min(end, stop) - max(begin, start)) for start, stop in intervals)
 
     def close(self) -> None:
-        """Take no more calls; a running one is left to end."""
+        """Accepts no more calls; a running one is not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _timed(self, call: Callable[[], _T]) -> TimedResult[_T]:

@@ -1,8 +1,8 @@
-"""Activations between the host, where streams are, and the device; on CUDA while it computes.
+"""Copies activations between the host and the device; on CUDA, while the device computes.
 
-A CUDA device copies on a stream of its own, from and to pinned memory: the next step's input comes
-while this one computes, and this one's output goes while the next does. Events say when a copy is
-complete. On a CPU there is nothing to copy, and nothing to wait for.
+A CUDA device copies on a separate stream, from and to pinned memory: the next step's input and the
+previous step's output are copied while a step computes. Events signal that a copy is complete. On a
+CPU nothing is copied.
 
 Shapes: T tokens, H this rank's interval of the hidden dimension, h a part of it.
 """
@@ -17,13 +17,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An input on its way to the device."""
+    """An input that is being copied to the device."""
 
     hidden_TH: Tensor
     done: torch.cuda.Event | None = None
 
-    def arrived(self) -> Tensor:
-        """The input, for the device's current stream, which waits for it and the host does not."""
+    def wait(self) -> Tensor:
+        """The input; the device's current stream waits for the copy, the host does not."""
         if self.done is not None:
             stream = torch.cuda.current_stream(self.hidden_TH.device)
             stream.wait_event(self.done)
@@ -33,31 +33,31 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """An output's parts on their way to the host, [T, h] each, contiguous; None without any."""
+    """An output's parts being copied to the host, contiguous [T, h], or None."""
 
     parts: tuple[Tensor | None, ...]
     done: torch.cuda.Event | None = None
 
-    async def arrived(self) -> tuple[Tensor | None, ...]:
-        """The parts, once they are whole."""
+    async def wait(self) -> tuple[Tensor | None, ...]:
+        """Waits for the copies and returns the parts."""
         if self.done is not None:
             await asyncio.to_thread(self.done.synchronize)
         return self.parts
 
 
 class HostDeviceCopier:
-    """The copies of one rank's device."""
+    """Starts the copies from and to one rank's device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def empty(self, num_tokens: int, width: int, dtype: torch.dtype) -> Tensor:
-        """Room on the host, uninitialized, from which the device copies without a detour."""
+        """An uninitialized host tensor; pinned for a CUDA device."""
         return torch.empty(num_tokens, width, dtype=dtype, pin_memory=self._stream is not None)
 
     def upload(self, hidden_TH: Tensor) -> Upload:
-        """Begins the copy of a complete input; called from any thread."""
+        """Begins the copy of a complete input. Thread-safe."""
         if self._stream is None:
             return Upload(hidden_TH)
         with torch.cuda.stream(self._stream):
@@ -65,9 +65,9 @@ class HostDeviceCopier:
             return Upload(copied_TH, self._stream.record_event())
 
     def download(self, parts: Sequence[Tensor | None]) -> Download:
-        """Begins the copy of an output, on the device's thread.
+        """Begins the copy of an output; called on the device's thread.
 
-        Returns when the output is computed, so that the time of a step is that of its computation.
+        Returns once the output is computed, so that a step's time includes its computation.
         """
         if self._stream is None:
             return Download(tuple(parts))

@@ -1,6 +1,6 @@
-"""Carries progress from the device's thread to a response stream: the latest value only.
+"""Passes progress from the device's thread to a response stream; only the latest value is kept.
 
-A slow client never holds loading back, and a client that left stops it.
+A slow client does not delay loading, and a client that disconnects stops it.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ async def with_progress(
     job: Callable[[ProgressFn], Awaitable[_T]],
     send: Callable[[int, int], Awaitable[None]],
 ) -> _T:
-    """Await `job`, sending what it reports as (done, total); the job's result is the result.
+    """Awaits `job`, passes its reports (done, total) to `send`, and returns its result.
 
-    `job` may report from any thread. Once this call is cancelled or fails, the next report raises
-    RequestCancelledError there, which ends the work.
+    `job` may report from any thread. Once this call is cancelled or has failed, the next report
+    raises RequestCancelledError, which ends the job.
     """
     mailbox = _Mailbox(asyncio.get_running_loop())
     try:
@@ -47,7 +47,7 @@ class _Mailbox:
         self._loop.call_soon_threadsafe(self._changed.set)
 
     async def pump(self, send: Callable[[int, int], Awaitable[None]]) -> None:
-        """Ends once closed, and never in the middle of a message."""
+        """Sends reports until closed; never ends during a message."""
         while not self._is_closed:
             await self._changed.wait()
             self._changed.clear()

@@ -1,1 +1,1 @@
-"""One epoch: receives steps, computes them in order, sends them on."""
+"""One epoch on one rank: receives steps, computes them in order, sends them on."""

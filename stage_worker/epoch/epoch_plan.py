@@ -1,6 +1,6 @@
-"""What `OpenEpoch` asks of one rank, checked and in the words of those who run the epoch.
+"""Validates an `OpenEpoch` request and turns it into one rank's plan for the epoch.
 
-Whom this rank receives from and sends to follows from the counts of ranks: see `lanes.py`.
+The senders and receivers of a rank follow from the numbers of ranks: see `hidden_partition.py`.
 """
 
 from dataclasses import dataclass
@@ -40,9 +40,9 @@ _OVERLAPS = {
 
 @dataclass(frozen=True, slots=True)
 class RankEpochPlan:
-    """Where an epoch's steps come from and go to; no links on the last stage.
+    """Where one rank's steps come from and go to; the last stage has no links.
 
-    Rank 0 answers every step, the others speak of failures only.
+    Rank 0 reports a result for every step, the other ranks only failures.
     """
 
     receive: ReceivePlan
@@ -54,7 +54,7 @@ class RankEpochPlan:
 def check_limits(
     request: stage_pb2.OpenEpochRequest, loaded: LoadedStage, dial_policy: DialPolicy
 ) -> None:
-    """Refuse what does not fit the loaded part, before anything is taken for it or dialled."""
+    """Refuses a request that does not fit the loaded stage; allocates and dials nothing."""
     for name in ("num_kv_blocks", "max_sequences", "max_step_tokens", "num_senders"):
         if getattr(request, name) < 1:
             raise InvalidRequestError(field=name, problem="must be at least 1")
@@ -82,7 +82,7 @@ def check_limits(
 def make_epoch_plan(
     request: stage_pb2.OpenEpochRequest, loaded: LoadedStage, dial_policy: DialPolicy
 ) -> RankEpochPlan:
-    """The plan of a request that `check_limits` has let pass."""
+    """The plan of a request that `check_limits` has accepted."""
     hidden_size, spec = loaded.stage.config.hidden_size, loaded.stage.spec
     dtype = loaded.assignment.dtype
     own = hidden_interval(hidden_size, spec.rank, spec.tp_size)
@@ -112,7 +112,7 @@ def make_epoch_plan(
 
 
 def open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedStage) -> RankGroup:
-    """On the device's thread: an empty stage, with this rank's end of a new group."""
+    """Opens the rank group and the stage's empty cache, on the device's thread."""
     group = open_group(_group_spec(request, loaded))
     try:
         loaded.stage.open_epoch(request.num_kv_blocks, request.max_sequences, group)
@@ -123,7 +123,7 @@ def open_stage(request: stage_pb2.OpenEpochRequest, loaded: LoadedStage) -> Rank
 
 
 def _group_spec(request: stage_pb2.OpenEpochRequest, loaded: LoadedStage) -> GroupSpec:
-    """Where and how this rank meets the others of its stage, in this epoch alone."""
+    """The rank group of this stage in this epoch."""
     spec = loaded.stage.spec
     return GroupSpec(
         name=f"{epoch_name(request.epoch)}/{request.replica}/{request.stage}",

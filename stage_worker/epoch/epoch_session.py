@@ -1,8 +1,8 @@
-"""One epoch on one rank: receive, compute and send overlapped, steps strictly in order.
+"""Runs one epoch on one rank: receives, computes and sends, overlapped, steps strictly in order.
 
-While step n+1 computes, step n is being sent and n+2 received; a sequential epoch takes turns. The
-first failure anywhere, also of a stream, ends the session: it goes to the other ranks of the stage
-and to `Results`, the streams are aborted, and the worker lives on. `worker.py` opens and loads.
+While step n+1 computes, step n is sent and n+2 received; a sequential epoch does one at a time. The
+first failure, including that of a stream, ends the session: it is reported to the stage's other
+ranks and to `Results`, and the streams are aborted. The worker keeps running.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A computed step on its way to the next stage; `ready_at` is `time.monotonic` seconds."""
+    """A computed step to be sent; `ready_at` is in `time.monotonic` seconds."""
 
     header: stage_pb2.StepHeader
     download: Download
@@ -46,7 +46,7 @@ class _Output:
 
 
 class EpochSession:
-    """Runs in one task (`run`); each sender's stream is served by its own (`serve_sender`)."""
+    """Runs in one task (`run`); each sender's stream has its own task (`serve_sender`)."""
 
     def __init__(
         self,
@@ -54,73 +54,72 @@ class EpochSession:
         stage: AnyStage,
         device: DeviceThread,
         group: RankGroup = SINGLE_RANK,
-        count: ActivityListener = ignore_activity,
+        on_activity: ActivityListener = ignore_activity,
     ) -> None:
-        """`group` is this rank's end of its stage; it is aborted at the end, not closed.
+        """`group` is aborted at the end of the epoch, and not closed.
 
-        `count` is told what this rank does, as it does it.
+        `on_activity` is called with the activity of each step and send.
         """
         self.epoch = plan.receive.epoch
         self.results = ResultStream(self.epoch)
         self._plan = plan
         self._group = group
-        # Its steps come from the coordinator, those of others from the stage before.
+        # The first stage receives from the coordinator, the others from the stage before.
         self.is_first = plan.receive.hidden_interval is None
         self._stage = stage
         self._device = device
         self._transfers = HostDeviceCopier(stage.device)
         self._receiver = Receiver(plan.receive, self._transfers)
         self._outbox: asyncio.Queue[_Output] = asyncio.Queue(_NUM_OUTBOX)
-        self._record = EpochTiming(device, group, count)
+        self._timing = EpochTiming(device, group, on_activity)
         self._reported = asyncio.get_running_loop().create_future()
-        self._settled = asyncio.Event()
-        self._over = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._ended = asyncio.Event()
         self._failure: StagemeshError | None = None
 
     async def run(self) -> None:
-        """Run the epoch until it fails, which is published and not raised, or is cancelled."""
+        """Runs the epoch until it fails or is cancelled; a failure is published and not raised."""
         try:
-            async with FanoutSender(self._plan.links) as next_ranks:
-                await self._run_steps(next_ranks)
-        # The epoch's boundary: whatever it was, the worker lives on.
+            async with FanoutSender(self._plan.links) as fanout:
+                await self._run_steps(fanout)
+        # The epoch's boundary: the worker survives any failure.
         except Exception as exc:  # noqa: BLE001
             self._failure = self._log_failure(exc)
         finally:
-            self._over.set()
-            self._settled.set()
-            self._group.abort(self._failure or _taken_over())
+            self._ended.set()
+            self._opened.set()
+            self._group.abort(self._failure or _replaced())
             self.results.close(self._failure, self.num_steps)
 
     async def wait_open(self) -> None:
-        """Return when steps can come; raise what ended the epoch if it ended before."""
-        await self._settled.wait()
+        """Returns once steps are accepted; raises the failure if the epoch ended before."""
+        await self._opened.wait()
         if self._failure is not None:
             raise self._failure
 
     @property
     def activity(self) -> RankActivity:
-        """What this rank did so far."""
-        return self._record.total
+        """The activity of this rank so far."""
+        return self._timing.total
 
     @property
     def num_steps(self) -> int:
-        """Steps that were computed."""
+        """Number of computed steps."""
         return self.activity.num_steps
 
     @property
-    def is_over(self) -> bool:
-        """No further step will run."""
-        return self._over.is_set()
+    def has_ended(self) -> bool:
+        """Whether the epoch has ended."""
+        return self._ended.is_set()
 
-    async def over(self) -> None:
-        """Return once no further step will run."""
-        await self._over.wait()
+    async def wait_ended(self) -> None:
+        """Returns once the epoch has ended."""
+        await self._ended.wait()
 
     async def serve_sender(self, context: ForwardContext) -> None:
-        """Drain one sender's stream until the epoch ends; raises what ended it.
+        """Reads one sender's stream until the epoch ends; raises what ended it.
 
-        A stream that never belonged to this epoch costs only itself; a sender that was admitted
-        takes the epoch with it, however it ends.
+        A stream that is not admitted fails alone; the end of an admitted stream ends the epoch.
         """
         await context.send_initial_metadata(())
         async with asyncio.TaskGroup() as tasks:
@@ -133,57 +132,59 @@ class EpochSession:
                     self._receiver.accept(sender, frame, time.monotonic())
                     frame = await _read_frame(context, f"sender {sender.rank}")
 
-    async def _run_steps(self, next_ranks: FanoutSender) -> None:
+    async def _run_steps(self, fanout: FanoutSender) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._raise_reported())
             tasks.create_task(self._raise_when_unread())
-            tasks.create_task(self._compute_steps(next_ranks))
-            tasks.create_task(next_ranks.read_credits())
+            tasks.create_task(self._compute_steps(fanout))
+            tasks.create_task(fanout.read_credits())
             if not self._plan.is_sequential:
-                tasks.create_task(self._send_outputs(next_ranks))
-            self._settled.set()
+                tasks.create_task(self._send_outputs(fanout))
+            self._opened.set()
 
-    async def _compute_steps(self, next_ranks: FanoutSender) -> None:
-        self._record.start()
+    async def _compute_steps(self, fanout: FanoutSender) -> None:
+        self._timing.start()
         while True:
             received = await self._receiver.take()
             step = header_to_step(received.header)
             if not self._plan.is_sequential:
                 self._receiver.grant(step.number)
             computed = await self._device.compute(
-                partial(self._run_stage, step, received.hidden, next_ranks.parts)
+                partial(self._run_stage, step, received.hidden, fanout.parts)
             )
-            timing = self._record.computed(received, computed)
-            download, told = computed.value
+            timing = self._timing.computed(received, computed)
+            download, computed_output = computed.value
             output = _Output(received.header, download, computed.ended_at)
             if self._plan.is_sequential:
-                await self._send(next_ranks, output)
+                await self._send(fanout, output)
                 self._receiver.grant(step.number)
             elif download.parts:
                 await self._outbox.put(output)
             if self._plan.rank == 0:
-                await self.results.put(StepResult(step.number, told.sampled, timing, told.scored))
+                await self.results.put(
+                    StepResult(step.number, computed_output.sampled, timing, computed_output.scored)
+                )
 
-    async def _send_outputs(self, next_ranks: FanoutSender) -> None:
+    async def _send_outputs(self, fanout: FanoutSender) -> None:
         while True:
-            await self._send(next_ranks, await self._outbox.get())
+            await self._send(fanout, await self._outbox.get())
 
-    async def _send(self, next_ranks: FanoutSender, output: _Output) -> None:
+    async def _send(self, fanout: FanoutSender, output: _Output) -> None:
         if not output.download.parts:
             return
-        sent = await next_ranks.send(output.header, await output.download.arrived())
-        self._record.sent(output.header.step, output.ready_at, sent)
+        sent = await fanout.send(output.header, await output.download.wait())
+        self._timing.sent(output.header.step, output.ready_at, sent)
 
     def _run_stage(
         self, step: Step, hidden: Upload | None, parts: tuple[Interval, ...]
     ) -> tuple[Download, StageOutput]:
-        """On the device's thread: one step, its output cut for the next ranks."""
-        output = self._stage.run(step, None if hidden is None else hidden.arrived())
+        """Runs one step on the device's thread and splits its output for the next ranks."""
+        output = self._stage.run(step, None if hidden is None else hidden.wait())
         return self._transfers.download(split_hidden(output.hidden_TH, parts)), output
 
     @contextmanager
     def _ending_epoch(self, sender: Sender) -> Iterator[None]:
-        """Whatever ends an admitted sender's stream ends the epoch, with that as the reason."""
+        """Ends the epoch when an admitted sender's stream ends, for the same reason."""
         try:
             yield
         except StagemeshError as error:
@@ -193,17 +194,17 @@ class EpochSession:
             self._report(_sender_gone(f"the stream of sender {sender.rank} broke"))
 
     def _log_failure(self, exc: Exception) -> StagemeshError:
-        """What the epoch failed of; a bug of ours is logged with its traceback."""
+        """Returns and logs the epoch's failure; an unexpected exception with its traceback."""
         error = find_error(exc)
         failure = error or StagemeshError()
-        # An end that came from outside is told by whoever caused it.
+        # The process that caused an external end logs it as a warning.
         log = _log.info if isinstance(failure, EpochEndedError) else _log.warning
         end = EpochEndedError.by(failure)
         log(
             "epoch_failed",
             epoch=epoch_name(self.epoch),
             step=self.num_steps,
-            # Sequences whose KV cache is lost with it.
+            # Sequences whose KV cache is lost.
             num_sequences=self._stage.num_slots_used,
             code=end.cause,
             message=end.detail,
@@ -223,8 +224,8 @@ class EpochSession:
         raise EpochEndedError(cause="results_gone", detail="the reader of Results left")
 
     async def _raise_when_over(self) -> None:
-        await self._over.wait()
-        raise EpochEndedError.by(self._failure or _taken_over())
+        await self._ended.wait()
+        raise EpochEndedError.by(self._failure or _replaced())
 
 
 async def _read_frame(context: ForwardContext, sender: str) -> WireFrame:
@@ -239,7 +240,7 @@ async def _write_credits(context: ForwardContext, sender: Sender) -> None:
         await context.write(stage_pb2.Credit(step=await sender.credits.get()))
 
 
-def _taken_over() -> EpochEndedError:
+def _replaced() -> EpochEndedError:
     return EpochEndedError(cause="closed", detail="another epoch or assignment took over")
 
 

@@ -1,6 +1,6 @@
-"""What one rank's epoch takes, step by step for `Results` and in sum for heartbeats and metrics.
+"""Times of one rank's epoch: per step for `Results`, in total for heartbeats and metrics.
 
-Times are taken elsewhere, by those who do the work.
+The device's thread, the receiver and the senders measure; this module combines.
 """
 
 import math
@@ -18,29 +18,31 @@ ActivityListener = Callable[[RankActivity], None]
 
 
 def ignore_activity(_: RankActivity) -> None:
-    """For those who do not want to know."""
+    """An `ActivityListener` that does nothing."""
 
 
 class EpochTiming:
-    """One epoch's; `count` is told what is added to `total`."""
+    """The times of one epoch; `on_activity` is called with each addition to `total`."""
 
-    def __init__(self, device: DeviceThread, group: RankGroup, count: ActivityListener) -> None:
+    def __init__(
+        self, device: DeviceThread, group: RankGroup, on_activity: ActivityListener
+    ) -> None:
         self.total = RankActivity()
         self._device = device
         self._group = group
-        self._count = count
+        self._on_activity = on_activity
         self._idle_since = math.inf
         self._waited_seconds = 0.0
-        # Every result takes one away and every step adds one, so it holds no more than are in
-        # flight between the two.
+        # Every result removes an entry and every send adds one, so the length is bounded by the
+        # steps in flight.
         self._unreported_sends: deque[SendTiming] = deque()
 
     def start(self) -> None:
-        """From now on the device is idle while it computes no step."""
+        """Starts the measurement of idle time."""
         self._idle_since = time.monotonic()
 
     def computed(self, received: ReceivedStep, computed: TimedResult[object]) -> StageTiming:
-        """The record of a step that was just computed."""
+        """Adds a computed step and returns its timing."""
         sends, waited_seconds = self._unreported_sends, self._group.waited_seconds
         timing = StageTiming(
             receive_seconds=received.complete_at - received.begun_at,
@@ -55,7 +57,7 @@ class EpochTiming:
         return timing
 
     def sent(self, step: int, ready_at: float, sent: SentStep) -> None:
-        """A step was sent whose output was ready at `ready_at`, in `time.monotonic` seconds."""
+        """Adds a sent step whose output was ready at `ready_at`, in `time.monotonic` seconds."""
         self._unreported_sends.append(
             SendTiming(
                 step=step,
@@ -69,4 +71,4 @@ class EpochTiming:
 
     def _add(self, activity: RankActivity) -> None:
         self.total += activity
-        self._count(activity)
+        self._on_activity(activity)

@@ -65,12 +65,16 @@ class SimulatedStage:
     device = torch.device("cpu")
 
     def __init__(
-        self, spec: StageSpec, config: ModelConfig, place: SimulatedStageSpec, pace: StepTimeModel
+        self,
+        spec: StageSpec,
+        config: ModelConfig,
+        part: SimulatedStageSpec,
+        step_times: StepTimeModel,
     ) -> None:
         self.spec = spec
         self.config = config
-        self._place = place
-        self._pace = pace
+        self._part = part
+        self._step_times = step_times
         self._group: RankGroup = SINGLE_RANK
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._began_at: float | None = None
@@ -89,7 +93,7 @@ class SimulatedStage:
 
     def kv_block_capacity(self) -> int:
         """As many as the model of times says."""
-        return self._pace.num_kv_blocks
+        return self._step_times.num_kv_blocks
 
     def block_table_bytes(self, max_sequences: int) -> int:
         """Memory that `open_epoch` takes for the block tables of so many sequences."""
@@ -114,8 +118,8 @@ class SimulatedStage:
         self._admit(step)
         if not step.chunks:
             return StageOutput(None)
-        place, age_seconds = self._place, now - self._began_at
-        seconds = self._pace.stage_seconds(step, place.stage, place.share, age_seconds)
+        part, age_seconds = self._part, now - self._began_at
+        seconds = self._step_times.stage_seconds(step, part.stage, part.share, age_seconds)
         output = self._draw_all(step) if self.spec.is_last else self._pass_on(step.num_tokens)
         sleep_until(now + seconds)
         return output

@@ -1,7 +1,7 @@
-"""Turns an assignment into a loaded Stage: the files found, checked and read.
+"""Turns an assignment into a loaded stage: finds, checks and reads the model's files.
 
-Everything here blocks, and runs on the device's thread. Refusals are typed and come before the
-weights are read, where the assignment or the files allow to tell.
+All functions block. Refusals are typed and, where the assignment or the file headers suffice,
+raised before any weights are read.
 """
 
 import time
@@ -33,10 +33,10 @@ from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageSpec
 from stage_worker.loading.reference_logprobs import reference_logprobs
 
-# Its prompt is held in one piece, with an attention of its length squared.
+# The prompt is one chunk, and attention memory grows with the square of its length.
 _MAX_CANARY_TOKENS = 1024
 
-# Of a fingerprint, for people to compare.
+# Of a fingerprint in the log.
 _SHOWN_DIGITS = 16
 
 _log = get_logger()
@@ -50,22 +50,22 @@ _DTYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerDevice:
-    """What this worker computes with; `model_path` stands in for the assignment's model.
+    """The device of a worker; `model_path` replaces the assignment's model.
 
-    With a `pace` it computes nothing, and takes the time that the pace says. `num_sharers` workers,
-    itself among them, have the same device.
+    With `step_times` the worker computes nothing and takes the modelled time. `num_sharers` is the
+    number of workers that share the device, this one included.
     """
 
     kind: str
     num_threads: int
     model_path: str | None = None
-    pace: StepTimeModel | None = None
+    step_times: StepTimeModel | None = None
     num_sharers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAssignment:
-    """An assignment that this worker can carry out, as far as files and numbers tell."""
+    """An assignment that has passed the checks of numbers and files, and its checkpoint."""
 
     assignment: stage_pb2.Assignment
     checkpoint: Checkpoint
@@ -73,7 +73,7 @@ class ResolvedAssignment:
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """An assignment with its weights in memory."""
+    """An assignment whose weights are in memory."""
 
     assignment: stage_pb2.Assignment
     stage: AnyStage
@@ -83,11 +83,11 @@ class LoadedStage:
 
 
 def check_model_path(model: str) -> None:
-    """Refuses at the start what could not be loaded later, as far as that costs next to nothing.
+    """Checks `--model-path` at the start, as far as that is cheap.
 
-    Looks at config.json and the headers of the weights, and at no more of a .gguf file than that
-    it is one; a Hub id may have to be fetched, and is not looked at. Whether the weights are the
-    mesh's shows when a part is assigned: by their fingerprint, which is logged here. Raises
+    Reads config.json and the headers of the weights, or the magic number of a .gguf file; a Hub id
+    is not checked, because it may need a download. Whether the weights are those of the mesh is
+    checked by fingerprint when a stage is assigned; the fingerprint is logged here. Raises
     `ModelNotFoundError` or `BrokenModelError`.
     """
     path = find_model(model)
@@ -107,9 +107,9 @@ def check_model_path(model: str) -> None:
 def resolve_assignment(
     assignment: stage_pb2.Assignment, device: WorkerDevice, progress: ProgressFn
 ) -> ResolvedAssignment:
-    """Find the model's files and refuse what they do not allow; touches no device.
+    """Finds the model's files and checks the assignment against them; uses no device.
 
-    `progress` gets what is done and in all of a conversion or a download.
+    `progress` gets the done and total amounts of a conversion or a download.
     """
     check_assignment(assignment)
     _check_kv_memory(assignment.kv_memory_bytes, device)
@@ -127,42 +127,47 @@ def resolve_assignment(
     return ResolvedAssignment(assignment, checkpoint)
 
 
-def is_same_work(held: stage_pb2.Assignment, asked: stage_pb2.Assignment) -> bool:
-    """Whether only the replica is another."""
+def is_same_work(held: stage_pb2.Assignment, requested: stage_pb2.Assignment) -> bool:
+    """Whether the assignments differ at most in their replica."""
     same = stage_pb2.Assignment()
     same.CopyFrom(held)
-    same.replica = asked.replica
-    return same == asked
+    same.replica = requested.replica
+    return same == requested
 
 
 def load_stage(
-    found: ResolvedAssignment, device: WorkerDevice, progress: ProgressFn
+    resolved: ResolvedAssignment, device: WorkerDevice, progress: ProgressFn
 ) -> LoadedStage:
-    """Load this worker's part of the model; `progress` gets bytes done and in all."""
+    """Loads this rank's weights; `progress` gets done and total bytes."""
     begun_at = time.monotonic()
-    stage = _load_stage(found, device, progress)
+    stage = _load_stage(resolved, device, progress)
     return LoadedStage(
-        found.assignment,
+        resolved.assignment,
         stage,
-        found.checkpoint.fingerprint,
+        resolved.checkpoint.fingerprint,
         num_kv_blocks=stage.kv_block_capacity(),
         load_seconds=time.monotonic() - begun_at,
     )
 
 
-def _load_stage(found: ResolvedAssignment, device: WorkerDevice, progress: ProgressFn) -> AnyStage:
-    assignment, spec = found.assignment, _stage_spec(found.assignment, device)
-    if device.pace is None:
-        return StageRunner.load(found.checkpoint, spec, progress)
-    config = load_model_config(found.checkpoint.folder)
-    place = SimulatedStageSpec(assignment.stage, assignment.num_layers / config.num_layers)
-    return SimulatedStage(spec, config, place, device.pace)
+def _load_stage(
+    resolved: ResolvedAssignment, device: WorkerDevice, progress: ProgressFn
+) -> AnyStage:
+    assignment, spec = resolved.assignment, _stage_spec(resolved.assignment, device)
+    if device.step_times is None:
+        return StageRunner.load(resolved.checkpoint, spec, progress)
+    config = load_model_config(resolved.checkpoint.folder)
+    part = SimulatedStageSpec(assignment.stage, assignment.num_layers / config.num_layers)
+    return SimulatedStage(spec, config, part, device.step_times)
 
 
 def compute_reference_logprobs(
     request: stage_pb2.RecordCanaryRequest, device: WorkerDevice, progress: ProgressFn
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The model's canary, most likely first; `progress` gets layers done and in all."""
+    """The unsplit model's most likely next tokens and their log-probabilities, in order.
+
+    `progress` gets done and total layers.
+    """
     if not request.token_ids:
         raise InvalidRequestError(field="token_ids", problem="must not be empty")
     if len(request.token_ids) > _MAX_CANARY_TOKENS:
@@ -171,7 +176,7 @@ def compute_reference_logprobs(
     checkpoint = _find_model(
         device.model_path or request.model, request.weights_fingerprint, progress
     )
-    if device.pace is not None:
+    if device.step_times is not None:
         vocab_size = load_model_config(checkpoint.folder).vocab_size
         last_token, position = request.token_ids[-1], len(request.token_ids)
         return simulated_logprobs(last_token, position, vocab_size, request.num_logprobs)
@@ -181,7 +186,7 @@ def compute_reference_logprobs(
 
 
 def check_assignment(assignment: stage_pb2.Assignment) -> None:
-    """Refuse an assignment that no model could make sense of."""
+    """Refuses an assignment that is invalid for every model."""
     for name in ("num_stages", "tp_size", "num_layers", "block_size", "max_model_len"):
         if getattr(assignment, name) < 1:
             raise InvalidRequestError(field=f"assignment.{name}", problem="must be at least 1")
@@ -200,7 +205,7 @@ def check_assignment(assignment: stage_pb2.Assignment) -> None:
 
 
 def _check_kv_memory(kv_memory_bytes: int, device: WorkerDevice) -> None:
-    """The cache's memory is taken when an epoch opens, or when tokens come: too late to refuse."""
+    """Refuses a cache larger than the device; it is allocated later, when that would be fatal."""
     memory_bytes = describe_device(device.kind).memory_bytes
     if kv_memory_bytes > memory_bytes:
         raise NotEnoughMemoryError(
@@ -209,7 +214,7 @@ def _check_kv_memory(kv_memory_bytes: int, device: WorkerDevice) -> None:
 
 
 def _check_layers(assignment: stage_pb2.Assignment, num_layers: int) -> None:
-    """The first stage has the first layer, the last one the last, and none has more."""
+    """Checks that only the first stage has layer 0 and only the last stage the last layer."""
     begin, end = assignment.first_layer, assignment.first_layer + assignment.num_layers
     is_last = assignment.stage == assignment.num_stages - 1
     is_first = assignment.stage == 0
@@ -243,7 +248,7 @@ def _stage_spec(assignment: stage_pb2.Assignment, device: WorkerDevice) -> Stage
         max_model_len=assignment.max_model_len,
         kv_memory_bytes=assignment.kv_memory_bytes,
         num_threads=device.num_threads,
-        device="cpu" if device.pace else device.kind,
+        device="cpu" if device.step_times else device.kind,
         rank=assignment.rank,
         tp_size=assignment.tp_size,
         num_sharers=device.num_sharers,

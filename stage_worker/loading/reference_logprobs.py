@@ -1,7 +1,7 @@
-"""What the model itself says to a prompt: float32, in one piece, one layer in memory at a time.
+"""The unsplit model's log-probabilities for a prompt: float32, one layer in memory at a time.
 
-The coordinator compares a route's answer with this one before it serves. The layers are one-layer
-stages run one after the other, so a split that differs from the model shows, whichever it is.
+The coordinator compares a replica's result with these before it serves. The layers run one after
+the other as one-layer stages, so an error in any split of the model shows in the comparison.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ def reference_logprobs(
     progress: Callable[[int, int], None],
     max_model_len: int = 0,
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The likeliest next tokens after `token_ids` and their log-probabilities, likeliest first.
+    """The most likely next tokens after `token_ids` and their log-probabilities, in order.
 
-    `progress` gets layers done and in total; `max_model_len` is the longest sequence that the route
-    serves, where that is more than the prompt. Raises what `StageRunner.load` and `run` raise.
+    `progress` gets done and total layers. `max_model_len` is the longest sequence that the replica
+    serves, if that is longer than the prompt. Raises what `StageRunner.load` and `run` raise.
     """
     num_layers = load_model_config(checkpoint.folder).num_layers
     sampling = SlotSampling(num_logprobs=num_logprobs)
@@ -45,7 +45,7 @@ def reference_logprobs(
 def _load_layer(
     checkpoint: Checkpoint, layer: int, num_layers: int, num_tokens: int, max_model_len: int
 ) -> StageRunner:
-    """A stage of one layer with room for one block, which holds the whole prompt."""
+    """A stage of one layer, whose cache is one block that holds the whole prompt."""
     spec = StageSpec(
         first_layer=layer,
         num_layers=1,

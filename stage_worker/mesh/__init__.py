@@ -1,1 +1,1 @@
-"""Membership of the mesh, from the worker's side: hello, heartbeats, leaving."""
+"""The worker's membership of the mesh: hello, heartbeats, leaving."""

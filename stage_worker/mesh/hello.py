@@ -1,4 +1,4 @@
-"""How a worker introduces itself to a coordinator: who it is, and where others reach it."""
+"""Makes the hello that a worker sends when it joins: its identity, device and addresses."""
 
 import asyncio
 import os
@@ -15,9 +15,9 @@ from stage_worker.device.device_info import describe_device
 
 @dataclass(frozen=True, slots=True)
 class HelloFactory:
-    """What is known once the worker listens; addresses are those that it is bound to.
+    """What a hello is made from; the addresses are those that the worker has bound.
 
-    `held` says which part's weights are loaded at the moment.
+    `held` returns the assignment whose weights are loaded now.
     """
 
     coordinator: str
@@ -28,7 +28,7 @@ class HelloFactory:
     held: Callable[[], stage_pb2.Assignment | None] = lambda: None
 
     async def hello(self) -> mesh_pb2.Hello:
-        """The first message; OSError if the coordinator's name or a way to it is not known."""
+        """The hello; raises OSError if the coordinator's name or a route to it is unknown."""
         address, metrics_address = await asyncio.to_thread(self._reachable_addresses)
         return mesh_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -43,7 +43,7 @@ class HelloFactory:
         )
 
     def _reachable_addresses(self) -> tuple[str, str]:
-        """Where stages reach the worker, and Prometheus its metrics, if it can from there."""
+        """The addresses of the worker and of its metrics, empty if only loopback reaches these."""
         address = _reachable(self.address, self.coordinator)
         metrics_address = _reachable(self.metrics_address, self.coordinator)
         if is_loopback(metrics_address) and not is_loopback(address):
@@ -52,7 +52,7 @@ class HelloFactory:
 
 
 def _reachable(address: str, coordinator: str) -> str:
-    """`address`, its wildcard host replaced by the one that faces the coordinator."""
+    """`address`, with a wildcard host replaced by the local address of the coordinator's route."""
     if not is_unspecified(address):
         return address
     _, port = split_address(address)
@@ -60,6 +60,6 @@ def _reachable(address: str, coordinator: str) -> str:
         *split_address(coordinator), type=socket.SOCK_DGRAM
     )[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(peer)  # sends nothing: it only makes the system choose a route
+        probe.connect(peer)  # sends nothing; makes the system choose a route
         local = probe.getsockname()[0]
     return f"[{local}]:{port}" if ":" in local else f"{local}:{port}"

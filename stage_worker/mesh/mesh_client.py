@@ -1,9 +1,8 @@
-"""Keeps this worker in the mesh: dials the coordinator, says hello, exchanges heartbeats.
+"""Keeps this worker joined: dials the coordinator, sends the hello and heartbeats.
 
-A coordinator that is not there yet, or went away, is dialled again for as long as the process
-lives. Only a refusal ends it, or its release: a worker that is to stop says so and stays until the
-coordinator can do without it. Nothing here touches what the worker holds: epochs end with their own
-streams.
+A coordinator that is absent is dialled again until the process ends. Membership ends with a
+refusal or a release: a stopping worker sends `Leaving` and stays until the coordinator releases it.
+The loaded weights and the epoch are unaffected; epochs end with their own streams.
 """
 
 import asyncio
@@ -28,10 +27,10 @@ from runtime.rpc.wrong_endpoint import WrongEndpoint, find_wrong_endpoint
 # With jitter, so that the workers of a restarted coordinator do not all join at once.
 _BACKOFF = Backoff(first_seconds=0.1, max_seconds=5.0)
 _WELCOME_SECONDS = 10.0
-# Heartbeats that may be missed before the coordinator counts as gone.
+# Missed heartbeats after which the coordinator counts as lost.
 _NUM_MISSED = 5
 _MIN_HEARTBEAT_SECONDS, _MAX_HEARTBEAT_SECONDS = 0.05, 60.0
-# Asking again would be answered the same.
+# Another attempt would get the same response.
 _REFUSALS = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -55,18 +54,18 @@ _log = get_logger()
 
 
 class _MembershipLostError(Exception):
-    """Raised when a Join stream ended for a reason that may pass."""
+    """Raised when a Join stream ended for a temporary reason."""
 
 
 class _ReleasedError(Exception):
-    """Raised when the coordinator lets this worker go."""
+    """Raised when the coordinator has released this worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """That the worker is to leave, once `asked` is set, and how long it waits to be released."""
+    """Asks for the worker to leave once `requested` is set, within `grace_seconds`."""
 
-    asked: asyncio.Event
+    requested: asyncio.Event
     grace_seconds: float
 
 
@@ -74,22 +73,21 @@ async def maintain_membership(
     coordinator: str,
     make_hello: Callable[[], Awaitable[mesh_pb2.Hello]],
     set_joined: Callable[[bool], Awaitable[None]],
-    departure: LeaveRequest,
+    leave_request: LeaveRequest,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat] = mesh_pb2.Heartbeat,
     mesh_tls: MeshTls | None = None,
 ) -> None:
-    """Be a member until released; raises WorkerRefusedError when the coordinator refuses.
+    """Stays joined until released; raises WorkerRefusedError if the coordinator refuses.
 
-    With a departure asked for, it also returns when the worker is no member any more.
-
-    Hello is made anew for each try, because a host's addresses change; an OSError of it, as when
-    the coordinator's name is not known yet, is a failed try. `set_joined` is told when the worker
-    came in and when it is out.
+    After a leave request it also returns when the membership is lost. Each attempt makes a new
+    hello, because a host's addresses change; if that raises OSError, for example because the
+    coordinator's name does not resolve yet, the attempt has failed. `set_joined` is called at each
+    change of the membership.
     """
-    tries = _Tries(coordinator, random.Random())
+    attempts = _JoinAttempts(coordinator, random.Random())
 
-    async def joined() -> None:
-        tries.start_over()
+    async def on_joined() -> None:
+        attempts.reset()
         await set_joined(True)
 
     is_released = False
@@ -98,104 +96,106 @@ async def maintain_membership(
         try:
             hello = await make_hello()
             await run_in_child_task(
-                _be_member(coordinator, hello, joined, departure, make_heartbeat, mesh_tls)
+                _join_once(coordinator, hello, on_joined, leave_request, make_heartbeat, mesh_tls)
             )
         except* _ReleasedError:
             is_released = True
         except* (_MembershipLostError, OSError) as lost:
             reason = str(lost.exceptions[0])
         await set_joined(False)
-        if is_released or departure.asked.is_set():
+        if is_released or leave_request.requested.is_set():
             _log.info("left", coordinator=coordinator, is_released=is_released)
             return
-        await tries.pause_after(reason)
+        await attempts.pause_after(reason)
 
 
-class _Tries:
-    """The tries to come in, since this worker was last a member."""
+class _JoinAttempts:
+    """The failed attempts to join since the worker was last joined."""
 
     def __init__(self, coordinator: str, jitter: random.Random) -> None:
         self._coordinator = coordinator
         self._jitter = jitter
-        self.start_over()
+        self.reset()
 
-    def start_over(self) -> None:
-        """It came in: the next loss is news again, and is answered at once."""
+    def reset(self) -> None:
+        """Called on joining: the next loss is logged and retried at once."""
         self._num_failures = 0
-        self._said: str | None = None
+        self._logged_reason: str | None = None
 
     async def pause_after(self, reason: str) -> None:
-        """Says why a try failed, once however often it is the same, and waits for the next."""
-        if reason != self._said:
-            self._said = reason
+        """Logs why an attempt failed, unless the reason is unchanged, and waits for the next."""
+        if reason != self._logged_reason:
+            self._logged_reason = reason
             _log.info("not_joined", coordinator=self._coordinator, reason=reason)
         pause_seconds = _BACKOFF.pause_seconds(self._num_failures, self._jitter)
         self._num_failures += 1
         await asyncio.sleep(pause_seconds)
 
 
-async def _be_member(
+async def _join_once(
     coordinator: str,
     hello: mesh_pb2.Hello,
-    joined: Callable[[], Awaitable[None]],
-    departure: LeaveRequest,
+    on_joined: Callable[[], Awaitable[None]],
+    leave_request: LeaveRequest,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
     mesh_tls: MeshTls | None,
 ) -> Never:
-    async with _membership(coordinator, hello, mesh_tls) as (call, heartbeat_seconds):
+    async with _join_stream(coordinator, hello, mesh_tls) as (call, heartbeat_seconds):
         _log.info("joined", coordinator=coordinator, address=hello.address)
-        await joined()
+        await on_joined()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_speak(call, heartbeat_seconds, departure, make_heartbeat))
-            await _listen(call, _NUM_MISSED * heartbeat_seconds)
+            tasks.create_task(
+                _send_heartbeats(call, heartbeat_seconds, leave_request, make_heartbeat)
+            )
+            await _receive_messages(call, _NUM_MISSED * heartbeat_seconds)
 
 
 @asynccontextmanager
-async def _membership(
+async def _join_stream(
     coordinator: str, hello: mesh_pb2.Hello, mesh_tls: MeshTls | None
 ) -> AsyncIterator[tuple[_JoinCall, float]]:
-    """A Join stream past its welcome, with the seconds between heartbeats that it asked for."""
+    """A Join stream after its welcome, and the heartbeat interval that the welcome asks for."""
     tls = None if mesh_tls is None else mesh_tls.credentials_for(Role.COORDINATOR)
     async with channels.dial(coordinator, tls) as channel:
         call: _JoinCall = mesh_pb2_grpc.MeshStub(channel).Join()
         try:
-            with suppress(_MembershipLostError):  # reading says why, a write that fails does not
+            with suppress(_MembershipLostError):  # the read raises the reason of a failed write
                 await _write(call, mesh_pb2.WorkerMessage(hello=hello))
             answer = await _read(call, _WELCOME_SECONDS)
             if answer.HasField("refusal"):
                 raise WorkerRefusedError(worker=hello.address, reason=answer.refusal.reason)
             if not answer.HasField("welcome"):
                 raise _MembershipLostError("the coordinator's first message was no welcome")
-            # In this order, what is not a number becomes the minimum.
-            asked = max(_MIN_HEARTBEAT_SECONDS, answer.welcome.heartbeat_seconds)
-            yield call, min(_MAX_HEARTBEAT_SECONDS, asked)
+            # In this order, NaN becomes the minimum.
+            requested = max(_MIN_HEARTBEAT_SECONDS, answer.welcome.heartbeat_seconds)
+            yield call, min(_MAX_HEARTBEAT_SECONDS, requested)
         finally:
             call.cancel()
 
 
-async def _listen(call: _JoinCall, patience_seconds: float) -> Never:
+async def _receive_messages(call: _JoinCall, timeout_seconds: float) -> Never:
     while True:
-        message = await _read(call, patience_seconds)
+        message = await _read(call, timeout_seconds)
         if message.HasField("released"):
             raise _ReleasedError
 
 
-async def _speak(
+async def _send_heartbeats(
     call: _JoinCall,
     heartbeat_seconds: float,
-    departure: LeaveRequest,
+    leave_request: LeaveRequest,
     make_heartbeat: Callable[[], mesh_pb2.Heartbeat],
 ) -> Never:
-    """Heartbeats, and once, as soon as it is so, that this worker is to leave."""
-    has_said = False
+    """Sends heartbeats and, once it is requested, `Leaving`."""
+    has_requested = False
     while True:
-        if departure.asked.is_set() and not has_said:
-            has_said = True
-            leaving = mesh_pb2.Leaving(grace_seconds=departure.grace_seconds)
+        if leave_request.requested.is_set() and not has_requested:
+            has_requested = True
+            leaving = mesh_pb2.Leaving(grace_seconds=leave_request.grace_seconds)
             await _write(call, mesh_pb2.WorkerMessage(leaving=leaving))
         with suppress(TimeoutError):
             async with asyncio.timeout(heartbeat_seconds):
-                await (asyncio.Event() if has_said else departure.asked).wait()
+                await (asyncio.Event() if has_requested else leave_request.requested).wait()
                 continue
         await _write(call, mesh_pb2.WorkerMessage(heartbeat=make_heartbeat()))
 
@@ -209,12 +209,12 @@ async def _write(call: _JoinCall, message: mesh_pb2.WorkerMessage) -> None:
         raise _lost(error) from None
 
 
-async def _read(call: _JoinCall, patience_seconds: float) -> mesh_pb2.CoordinatorMessage:
+async def _read(call: _JoinCall, timeout_seconds: float) -> mesh_pb2.CoordinatorMessage:
     try:
-        async with asyncio.timeout(patience_seconds):
+        async with asyncio.timeout(timeout_seconds):
             message = await call.read()
     except TimeoutError:
-        silence = f"the coordinator was silent for {patience_seconds:.1f} s"
+        silence = f"the coordinator was silent for {timeout_seconds:.1f} s"
         raise _MembershipLostError(silence) from None
     except grpc.aio.AioRpcError as error:
         raise _lost(error) from None
@@ -224,7 +224,7 @@ async def _read(call: _JoinCall, patience_seconds: float) -> mesh_pb2.Coordinato
 
 
 def _lost(error: grpc.aio.AioRpcError) -> Exception:
-    """What a broken stream means: a refusal if asking again would be answered the same."""
+    """The error of a broken stream: a refusal if another attempt would get the same response."""
     _, reason = channels.error_from_rpc(error)
     wrong_endpoint = find_wrong_endpoint(error)
     if wrong_endpoint is not None:

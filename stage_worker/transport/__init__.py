@@ -1,1 +1,1 @@
-"""Frames between stages: codec, assembly, flow control by credits, sending."""
+"""Transfers steps between stages: frame codec, assembly, sending, flow control by credits."""

@@ -1,8 +1,7 @@
-"""The links to all ranks of the next stage that take a part of what this rank computes.
+"""Sends each step to all ranks of the next stage that take a part of this rank's output.
 
-A step is sent on all of them at the same time, so that a slow one does not hold the others back
-within a step; the slowest decides when the next step may go. Without a link, as on the last stage,
-there is nothing to do.
+A step is sent on all links concurrently; the slowest link decides when the next step is sent. The
+last stage has no links.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from stage_worker.transport.stage_sender import LinkPlan, SentStep, StageSender
 
 
 class FanoutSender:
-    """One open stream for each link; use it as an async context manager."""
+    """One open stream per link; an async context manager."""
 
     def __init__(self, plans: Sequence[LinkPlan]) -> None:
         self.parts = tuple(plan.hidden_interval for plan in plans)
@@ -26,7 +25,7 @@ class FanoutSender:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Wait until every rank has taken its stream."""
+        """Waits until every receiving rank has accepted its stream."""
         async with AsyncExitStack() as stack:
             for plan in self._plans:
                 self._links.append(await stack.enter_async_context(StageSender(plan)))
@@ -37,9 +36,9 @@ class FanoutSender:
         await self._stack.aclose()
 
     async def read_credits(self) -> None:
-        """Take credits as they come, and watch that all are there.
+        """Receives credits and watches the health of all receiving ranks.
 
-        Returns only without links, raises when a stream ends.
+        Raises when a stream ends; returns only if there are no links.
         """
         async with asyncio.TaskGroup() as tasks:
             for link in self._links:
@@ -47,7 +46,7 @@ class FanoutSender:
                 tasks.create_task(link.watch())
 
     async def send(self, header: stage_pb2.StepHeader, parts: Sequence[Tensor | None]) -> SentStep:
-        """Send one step, each link its part, as soon as there are credits; sums over the links."""
+        """Sends each link its part once it has a credit; the result sums over the links."""
         async with asyncio.TaskGroup() as tasks:
             sending = [
                 tasks.create_task(link.send(header, part))

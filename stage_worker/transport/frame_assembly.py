@@ -1,6 +1,7 @@
-"""One step's destination: what may be written into it, checked before it exists, and the copying.
+"""Checks the frames of a step and copies their payloads into the step's input tensor.
 
-Each payload is copied once, straight into the tensor that the device will read.
+Frames are checked before memory is allocated. Each payload is copied once, into the tensor that the
+device reads.
 
 Shape suffixes: T tokens of the step, H this rank's interval of the hidden dimension.
 """
@@ -27,11 +28,11 @@ TORCH_DTYPES: dict[stage_pb2.DType, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class ReceivePlan:
-    """What one rank expects of its senders during one epoch.
+    """What one rank receives during one epoch.
 
-    `senders` are ranks of the stage before, each with its part of `hidden_interval`, which the
-    parts make up; both are None where steps carry no activation: on the first stage, whose one
-    sender is the coordinator.
+    `senders` maps ranks of the previous stage to the part of `hidden_interval` that each sends. On
+    the first stage, whose only sender is the coordinator, steps carry no activation: the part and
+    `hidden_interval` are None.
     """
 
     epoch: stage_pb2.EpochId
@@ -44,7 +45,7 @@ class ReceivePlan:
 
 @dataclass(slots=True)
 class PartialStep:
-    """A step of which some frames have come."""
+    """A step of which some frames have arrived."""
 
     header: stage_pb2.StepHeader
     hidden_TH: torch.Tensor | None
@@ -52,7 +53,7 @@ class PartialStep:
     num_finished: int = 0
 
     def open_writer(self, sender_rank: int, plan: ReceivePlan) -> "PayloadWriter":
-        """Where this sender writes."""
+        """A writer into this sender's part of the step."""
         interval = plan.senders[sender_rank]
         if self.hidden_TH is None or interval is None or plan.hidden_interval is None:
             return PayloadWriter(np.empty((0, 0), np.uint8))
@@ -65,14 +66,14 @@ class PartialStep:
 
 
 class PayloadWriter:
-    """One sender's part of one step: byte rows of the destination, filled front to back."""
+    """Writes one sender's part of one step into the byte rows of its tensor, in order."""
 
     def __init__(self, rows: NDArray[np.uint8]) -> None:
         self._rows = rows
         self._num_received = 0
 
     def write(self, offset: int, payload: memoryview) -> None:
-        """Copies the next bytes; `FrameError` where they do not follow or do not fit."""
+        """Copies the next bytes; raises `FrameError` if they do not follow or do not fit."""
         if offset != self._num_received:
             raise FrameError(what="payload offset", expected=self._num_received, actual=offset)
         end = offset + payload.nbytes
@@ -83,7 +84,7 @@ class PayloadWriter:
         self._num_received = end
 
     def check_complete(self) -> None:
-        """Raises `FrameError` while bytes are missing."""
+        """Raises `FrameError` if bytes are missing."""
         if self._num_received != self._rows.size:
             raise FrameError(
                 what="payload bytes", expected=self._rows.size, actual=self._num_received
@@ -91,7 +92,7 @@ class PayloadWriter:
 
 
 def check_header(head: stage_pb2.Frame, max_step_tokens: int) -> int:
-    """How many tokens the step of this first frame carries."""
+    """The number of tokens of the step that this frame begins; raises `FrameError`."""
     if not head.HasField("header"):
         raise FrameError(what="header", expected="on a step's first frame", actual="none")
     if head.header.step != head.step:
@@ -107,7 +108,7 @@ def check_header(head: stage_pb2.Frame, max_step_tokens: int) -> int:
 def check_same_header(
     header: stage_pb2.StepHeader, other: stage_pb2.StepHeader, sender_rank: int
 ) -> None:
-    """Raises `FrameError` where a sender's header is not the one that another sender has sent."""
+    """Raises `FrameError` if two senders' headers of the same step differ."""
     if header != other:
         raise FrameError(
             what=f"header of step {header.step} from sender {sender_rank}",
@@ -117,7 +118,7 @@ def check_same_header(
 
 
 def check_activation(head: stage_pb2.Frame, num_tokens: int, plan: ReceivePlan) -> None:
-    """Raises `FrameError` unless the frame announces just what its sender owes for this step."""
+    """Raises `FrameError` unless the frame announces the activation that the plan expects."""
     interval = plan.senders[head.sender_rank]
     carries = interval is not None and num_tokens > 0
     if head.HasField("activation") != carries:
@@ -154,7 +155,7 @@ def _dtype_name(dtype: int) -> str:
 def empty_hidden(
     num_tokens: int, plan: ReceivePlan, transfers: HostDeviceCopier
 ) -> torch.Tensor | None:
-    """Room for a step's activation [T, H], uninitialized; None where the step carries none."""
+    """An uninitialized tensor for a step's activation, [T, H]; None if the step has none."""
     if plan.hidden_interval is None or num_tokens == 0:
         return None
     begin, end = plan.hidden_interval
@@ -162,7 +163,7 @@ def empty_hidden(
 
 
 def _write_bytes(rows: NDArray[np.uint8], offset: int, source: NDArray[np.uint8]) -> None:
-    """Copy `source` into `rows` at row-major byte `offset`: a part of a row, whole rows, a part."""
+    """Copies `source` into `rows` from the row-major byte `offset` on, whole rows at once."""
     width = rows.shape[1]
     while source.size:
         row, column = divmod(offset, width)

@@ -1,8 +1,8 @@
-"""Frames on the wire without copying the payload: the codec, and the `Forward` method that uses it.
+"""Encodes and decodes frames without copying the payload, and registers `Forward` with this codec.
 
-Byte-compatible with `stage_pb2.Frame`, so any client can talk to it. The payload is never handed to
-protobuf, which would copy it: it is found by scanning the top-level fields, and written after the
-rest in one join. Nothing here knows what a payload means.
+The encoding is that of `stage_pb2.Frame`, so other clients can use the generated types. Protobuf
+would copy the payload; instead it is located by a scan of the top-level fields and appended after
+the other fields.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ _NO_BYTES = memoryview(b"")
 
 @dataclass(frozen=True, slots=True)
 class WireFrame:
-    """One frame: every field but the payload in `head`, and the payload's bytes, not copied."""
+    """One frame: all fields except the payload in `head`, and a view of the payload."""
 
     head: stage_pb2.Frame
     payload: memoryview = _NO_BYTES
@@ -39,7 +39,7 @@ ForwardCall: TypeAlias = grpc.aio.StreamStreamCall[WireFrame, stage_pb2.Credit]
 
 
 def encode_frame(frame: WireFrame) -> bytes:
-    """Serialize `frame`; the payload, contiguous bytes, is copied once, into the message."""
+    """Serializes `frame`; the contiguous payload is copied once, into the message."""
     head = frame.head.SerializeToString()
     if not frame.payload.nbytes:
         return head
@@ -49,7 +49,7 @@ def encode_frame(frame: WireFrame) -> bytes:
 
 
 def decode_frame(data: bytes) -> WireFrame:
-    """Parse a serialized frame; its payload is a view of `data`. Raises FrameError on garbage."""
+    """Parses a frame; its payload is a view of `data`. Raises FrameError if it is malformed."""
     view = memoryview(data)
     heads: list[memoryview] = []
     payload = view[:0]
@@ -76,9 +76,9 @@ def decode_frame(data: bytes) -> WireFrame:
 def add_forward_handler(
     server: grpc.aio.Server, handler: Callable[[Any, ForwardContext], Awaitable[None]]
 ) -> None:
-    """Serve `Forward` with this codec; call it after the generated `add_StageServicer_to_server`.
+    """Serves `Forward` with this codec; call it after the generated `add_StageServicer_to_server`.
 
-    A method registered later takes the place of the generated one, and the rest of it stays.
+    The later registration replaces the generated handler of this method only.
     """
     method = grpc.stream_stream_rpc_method_handler(
         handler,
@@ -89,7 +89,7 @@ def add_forward_handler(
 
 
 def open_forward(channel: grpc.aio.Channel) -> ForwardCall:
-    """Start a `Forward` call that writes `WireFrame`s and reads credits."""
+    """Starts a `Forward` call that writes `WireFrame`s and reads credits."""
     method = channel.stream_stream(
         f"/{_SERVICE}/Forward",
         request_serializer=encode_frame,
@@ -99,12 +99,12 @@ def open_forward(channel: grpc.aio.Channel) -> ForwardCall:
 
 
 def epoch_name(epoch: stage_pb2.EpochId) -> str:
-    """How errors and logs name an epoch."""
+    """The name of an epoch in errors and logs."""
     return f"{epoch.coordinator_id}/{epoch.counter}"
 
 
 def _field_extent(data: bytes, wire_type: int, position: int) -> tuple[int, int]:
-    """Where a field's value begins and ends, given where its tag ended."""
+    """The begin and end of a field's value; `position` is the end of its tag."""
     match wire_type:
         case 0:  # varint
             return position, _read_varint(data, position)[1]

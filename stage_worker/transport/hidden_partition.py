@@ -1,9 +1,9 @@
-"""Which part of an activation goes from which rank to which, and the cutting of it.
+"""Decides which part of an activation each rank sends to which rank of the next stage.
 
 Rank t of a stage owns one interval of the hidden dimension
-(`runtime/model_config/tensor_parallel.py`).
-Two ranks of neighbouring stages are joined where their intervals meet: with as many ranks on both
-sides, rank t is joined to rank t alone, and each of these lanes carries 1/tp of every activation.
+(`runtime/model_config/tensor_parallel.py`). Ranks of neighbouring stages have a link if their
+intervals overlap. If both stages have the same number of ranks, rank t sends to rank t alone, and
+each link carries 1/tp of every activation.
 
 Shapes: T tokens, H this rank's interval of the hidden dimension, h a part of it.
 """
@@ -15,17 +15,17 @@ from torch import Tensor
 from runtime.model_config.tensor_parallel import share
 
 Interval = tuple[int, int]
-"""Begin and end in the whole model's hidden dimension."""
+"""Begin and end in the model's hidden dimension."""
 
 
 def hidden_interval(hidden_size: int, rank: int, num_ranks: int) -> Interval:
-    """What `rank` of a stage takes and gives."""
+    """The interval that `rank` of a stage receives and sends."""
     own = share(hidden_size, rank, num_ranks)
     return own.start, own.stop
 
 
 def overlapping_ranks(own: Interval, hidden_size: int, num_ranks: int) -> dict[int, Interval]:
-    """The ranks of a neighbouring stage that `own` is shared with, each with what both have."""
+    """The ranks of a neighbouring stage whose intervals overlap `own`, with the overlaps."""
     parts = {}
     for rank in range(num_ranks):
         begin, end = hidden_interval(hidden_size, rank, num_ranks)
@@ -36,9 +36,9 @@ def overlapping_ranks(own: Interval, hidden_size: int, num_ranks: int) -> dict[i
 
 
 def split_hidden(hidden_TH: Tensor | None, parts: Sequence[Interval]) -> tuple[Tensor | None, ...]:
-    """Each part in one piece, [T, h]; None where the step carries none.
+    """Contiguous copies of the `parts`, [T, h] each; None each if the step has no activation.
 
-    `parts` make the rank's interval up, in order.
+    `parts` together are the rank's interval, in order.
     """
     if hidden_TH is None:
         return (None,) * len(parts)

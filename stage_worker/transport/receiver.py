@@ -1,8 +1,7 @@
-"""Assembles the frames of one epoch's senders into whole steps, in order, within the window.
+"""Assembles the frames of one epoch's senders into complete steps, in order, within the window.
 
-Frames are taken from the sockets as they come, independently of compute; every value of a frame is
-checked against the plan before memory is reserved. It knows nothing of streams: `epoch.py` feeds it
-frames and sends its credits.
+Frames are received independently of compute; every field is checked against the plan before memory
+is allocated. `epoch_session.py` reads the frames and writes the credits.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ class ReceivedStep:
 
 
 class Sender:
-    """One attached sender: its place in the step order and the credits that it has earned."""
+    """One attached sender: its next step and its unsent credits."""
 
     def __init__(self, rank: int, window: int) -> None:
         self.rank = rank
@@ -44,7 +43,7 @@ class Sender:
         self.writer: PayloadWriter | None = None
 
     def grant(self, step: int) -> None:
-        """Give one credit; more unsent ones than the window holds were ignored by the sender."""
+        """Grants one credit; raises WindowExceededError if the sender does not read them."""
         if self.credits.full():
             raise WindowExceededError(step=step, window=self.credits.maxsize)
         self.num_credited += 1
@@ -52,7 +51,7 @@ class Sender:
 
 
 class Receiver:
-    """Frames in, whole steps out. Not thread-safe: used from the event loop only."""
+    """Turns frames into complete steps. Not thread-safe: used on the event loop only."""
 
     def __init__(self, plan: ReceivePlan, transfers: HostDeviceCopier) -> None:
         self._plan = plan
@@ -62,7 +61,7 @@ class Receiver:
         self._complete: asyncio.Queue[ReceivedStep] = asyncio.Queue(maxsize=plan.window)
 
     def attach(self, frame: WireFrame) -> Sender:
-        """Admit the sender whose first frame this is; the frame still has to be accepted."""
+        """Admits the sender of this first frame, which still has to be accepted."""
         self._check_epoch(frame)
         rank = frame.head.sender_rank
         if rank not in self._plan.senders:
@@ -76,7 +75,7 @@ class Receiver:
         return self._senders[rank]
 
     def accept(self, sender: Sender, frame: WireFrame, now: float) -> None:
-        """Take one frame; raises the typed error of the first rule that it breaks."""
+        """Processes one frame; raises the typed error of the first rule that it violates."""
         head = frame.head
         self._check_epoch(frame)
         if head.sender_rank != sender.rank:
@@ -94,11 +93,11 @@ class Receiver:
             self._finish(sender, now)
 
     async def take(self) -> ReceivedStep:
-        """The next step in order, once complete."""
+        """Waits for the next step in order."""
         return await self._complete.get()
 
     def grant(self, step: int) -> None:
-        """Give each sender the credit that `step`, which was taken, has earned it."""
+        """Grants every sender a credit for `step`."""
         for sender in self._senders.values():
             sender.grant(step)
 

@@ -1,7 +1,7 @@
-"""The results of one epoch, kept from its first step until the coordinator has read them.
+"""Buffers the results of one epoch until the coordinator reads them.
 
-The `Results` stream may attach after the first step, or after the epoch failed. Bounded: a
-coordinator that does not read holds the stage back.
+The `Results` stream may attach after the first step, or after the epoch has failed. The buffer is
+bounded: a coordinator that does not read stops the stage.
 """
 
 import asyncio
@@ -16,31 +16,31 @@ _NUM_BUFFERED = 256
 
 
 class ResultStream:
-    """Written by the epoch's session, read by one `Results` stream."""
+    """Written by the epoch's session and read by one `Results` stream."""
 
     def __init__(self, epoch: stage_pb2.EpochId) -> None:
         self.epoch = epoch
         self.reader_gone = asyncio.Event()
         self._room = asyncio.Semaphore(_NUM_BUFFERED)
-        # One more place than results: None says that the epoch is over.
+        # One more place than results, for None, which marks the end.
         self._unread: asyncio.Queue[StepResult | None] = asyncio.Queue(_NUM_BUFFERED + 1)
         self._failure: stage_pb2.StageFailure | None = None
         self._is_read = False
 
     async def put(self, result: StepResult) -> None:
-        """Publish one step's result; waits while too many are unread."""
+        """Publishes one step's result; waits while the buffer is full."""
         await self._room.acquire()
         self._unread.put_nowait(result)
 
     def close(self, failure: StagemeshError | None, step: int) -> None:
-        """The epoch is over, with the reason if it failed; what was published stays readable."""
+        """Ends the stream, with `failure` if there is one; buffered results stay readable."""
         if failure is not None:
             end = EpochEndedError.by(failure)
             self._failure = stage_pb2.StageFailure(code=end.cause, message=end.detail, step=step)
         self._unread.put_nowait(None)
 
     async def messages(self) -> AsyncGenerator[stage_pb2.StepResult, None]:
-        """What the one reader gets, until the epoch is over; `reader_gone` is set as it leaves."""
+        """Yields the results until the epoch ends; sets `reader_gone` when the reader leaves."""
         if self._is_read:
             raise InvalidRequestError(field="epoch", problem="has a Results stream already")
         self._is_read = True

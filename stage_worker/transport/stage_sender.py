@@ -1,9 +1,8 @@
-"""The link to the next stage: the header forwarded verbatim, the activation in chunks, credits.
+"""Sends steps to one rank of the next stage: the header unchanged, the activation in chunks.
 
-One stream for one epoch. A step is sent once a credit is there, so a slow next stage holds this
-one back. Any end of the stream ends the epoch: nothing is retried here. Whether the next stage is
-there is asked on a connection of its own, where an answer waits behind no activation: a slow link
-is not a dead one.
+There is one stream per epoch. A step is sent once a credit is available, so a slow next stage
+delays this one. Any end of the stream ends the epoch; there are no retries. Health checks use a
+separate connection, where responses do not wait behind activations: a slow link is not a failure.
 
 Shape suffixes: T tokens of the step, H the interval of the hidden dimension that is sent.
 """
@@ -43,7 +42,7 @@ class LinkPlan:
 
 @dataclass(frozen=True, slots=True)
 class SentStep:
-    """What one step's send took; `ended_at` is `time.monotonic` after the last frame's write."""
+    """The size of a sent step; `ended_at` is `time.monotonic` after the last frame's write."""
 
     ended_at: float
     num_frames: int
@@ -51,7 +50,7 @@ class SentStep:
 
 
 class StageSender:
-    """An open stream to one rank of the next stage; use it as an async context manager."""
+    """An open stream to one rank of the next stage; an async context manager."""
 
     def __init__(self, plan: LinkPlan) -> None:
         self._plan = plan
@@ -62,7 +61,7 @@ class StageSender:
         self._num_begun = 0
 
     async def __aenter__(self) -> Self:
-        """Wait until the next stage has taken the stream."""
+        """Waits until the next stage has accepted the stream."""
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await self._call.initial_metadata()
@@ -81,24 +80,24 @@ class StageSender:
         await self.close()
 
     async def close(self) -> None:
-        """End the stream for good; the next stage ends its epoch when it sees that."""
+        """Ends the stream, on which the next stage ends its epoch."""
         self._call.cancel()
         await self._channel.close()
         await self._side_channel.close()
 
     async def watch(self) -> None:
-        """Raises EpochEndedError once the next stage does not answer; returns if it cannot say."""
+        """Raises EpochEndedError once the next stage is unreachable; may return before."""
         health: Any = health_pb2_grpc.HealthStub(self._side_channel)
         try:
             async for _ in health.Watch(health_pb2.HealthCheckRequest()):
                 pass
         except grpc.aio.AioRpcError as error:
-            # Any other word is one of its own: it lives, and the stream says the rest.
+            # Any other status comes from the next stage itself, so it is alive.
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise self._broken(error) from error
 
     async def read_credits(self) -> None:
-        """Take credits as they come; returns never, raises EpochEndedError when the stream ends."""
+        """Receives credits; never returns, and raises EpochEndedError when the stream ends."""
         expected = 0
         while True:
             try:
@@ -115,7 +114,7 @@ class StageSender:
             self._credits.release()
 
     async def send(self, header: stage_pb2.StepHeader, hidden_TH: torch.Tensor | None) -> SentStep:
-        """Send one step as soon as there is a credit; `hidden_TH` is on the host, contiguous."""
+        """Sends one step once there is a credit; `hidden_TH` is on the host and contiguous."""
         await self._credits.acquire()
         self._num_begun += 1
         num_frames = num_bytes = 0
@@ -132,7 +131,7 @@ class StageSender:
 
     def _broken(self, error: grpc.aio.AioRpcError) -> EpochEndedError:
         end = channels.epoch_error_from_rpc(error, self._name)
-        # gRPC's own word: the next stage has said nothing.
+        # gRPC's own status: the next stage has sent none.
         is_gone = end.cause == grpc.StatusCode.UNAVAILABLE.name.lower()
         return self._ended(error.details() or end.cause) if is_gone else end
 
@@ -148,7 +147,7 @@ class StageSender:
 def step_frames(
     plan: LinkPlan, header: stage_pb2.StepHeader, hidden_TH: torch.Tensor | None
 ) -> Iterator[WireFrame]:
-    """One step's frames: all in one when it fits in a chunk, and never a copied payload."""
+    """One step's frames, one for each chunk of the payload, which is not copied."""
     payload = memoryview(b"") if hidden_TH is None else _bytes_of(hidden_TH)
     for offset in range(0, max(payload.nbytes, 1), CHUNK_BYTES):
         head = stage_pb2.Frame(
@@ -173,5 +172,5 @@ def _activation_spec(plan: LinkPlan, hidden_TH: torch.Tensor) -> stage_pb2.Activ
 
 
 def _bytes_of(hidden_TH: torch.Tensor) -> memoryview:
-    """The tensor's own memory, row-major; any dtype, for numpy only sees bytes."""
+    """The tensor's memory as bytes, row-major, without a copy."""
     return hidden_TH.view(torch.uint8).numpy().reshape(-1).data

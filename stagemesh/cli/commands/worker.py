@@ -69,7 +69,7 @@ def worker(
             device=device.device,
             device_sharers=device.device_sharers,
             num_threads=device.threads or os.cpu_count() or 1,
-            pace=None if device.paced is None else read_pace(device.paced),
+            step_times=None if device.paced is None else read_pace(device.paced),
             mesh_tls=mesh_security.tls(Role.WORKER),
             is_mesh_insecure=mesh_security.insecure_mesh,
             grace_seconds=life.grace,

@@ -19,7 +19,7 @@ from tests.coordinator.toy_model import VOCAB_SIZE
 NUM_STAGES = 4
 
 
-class RecordingPace:
+class RecordingStepTimes:
     """Linear times; keeps what the first stage was sent."""
 
     num_kv_blocks = 512
@@ -46,13 +46,13 @@ class RecordingPace:
 
 
 @asynccontextmanager
-async def paced_mesh(
-    folder: Path, pace: RecordingPace, policy: PolicyName = "adaptive"
+async def simulated_mesh(
+    folder: Path, step_times: RecordingStepTimes, policy: PolicyName = "adaptive"
 ) -> AsyncIterator[ToyMesh]:
     """Four paced workers and a coordinator that serves."""
     stop = asyncio.Event()
     async with toy_mesh(folder, pp=NUM_STAGES, num_workers=0, policy=policy) as mesh:
-        options = WorkerOptions(coordinator=mesh.mesh, pace=pace)
+        options = WorkerOptions(coordinator=mesh.mesh, step_times=step_times)
         async with asyncio.TaskGroup() as workers:
             for _ in range(NUM_STAGES):
                 workers.create_task(serve_worker(options, stop))
@@ -71,7 +71,7 @@ def endless_request(*prompts: list[int], max_tokens: int) -> inference_pb2.Infer
     return request
 
 
-def paced_answer(prompt: list[int], num_tokens: int) -> list[int]:
+def simulated_answer(prompt: list[int], num_tokens: int) -> list[int]:
     """What a paced mesh generates, whatever its policy."""
     tokens = list(prompt)
     for _ in range(num_tokens):
@@ -80,39 +80,39 @@ def paced_answer(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
-async def test_paced_mesh_streams_the_tokens_that_follow_from_their_prompts(
+async def test_simulated_mesh_prompts_streams_the_expected_tokens(
     toy_folder: Path, policy: PolicyName
 ) -> None:
     prompts = [[3 + index, *range(4, 4 + 5 * index)] for index in range(6)]
-    async with paced_mesh(toy_folder, RecordingPace(0.002), policy) as mesh:
+    async with simulated_mesh(toy_folder, RecordingStepTimes(0.002), policy) as mesh:
         answers = await asyncio.gather(
             *(collect(mesh.infer(endless_request(prompt, max_tokens=12))) for prompt in prompts)
         )
         state = await mesh.state()
     assert {worker.hello.device.kind for worker in state.workers} == {SIMULATED_DEVICE}
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert answer[0].tokens == paced_answer(prompt, 12)
+        assert answer[0].tokens == simulated_answer(prompt, 12)
 
 
 @pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name != "vllm"])
-async def test_paced_mesh_32_decodes_over_4_stages_go_9_at_most_to_a_microbatch(
+async def test_simulated_mesh_32_decodes_over_4_stages_puts_at_most_9_in_a_microbatch(
     toy_folder: Path, policy: PolicyName
 ) -> None:
     """Case 1 (vllm#41682, #15330, #57433), live: no microbatch takes all the decodes.
 
     `vllm` stands for what was reported there, and does.
     """
-    pace = RecordingPace(fixed=0.008, per_token=0.004)
+    step_times = RecordingStepTimes(fixed=0.008, per_token=0.004)
     prompts = [[3, 4 + index] for index in range(32)]
-    async with paced_mesh(toy_folder, pace, policy) as mesh:
+    async with simulated_mesh(toy_folder, step_times, policy) as mesh:
         await collect(mesh.infer(endless_request(*prompts, max_tokens=24)))
-    decodes = pace.num_decodes()
+    decodes = step_times.num_decodes()
     assert sum(decodes) >= 32 * 20
     assert max(decodes) <= 9
 
 
-async def test_paced_mesh_client_leaves_holds_nothing_on_any_stage(toy_folder: Path) -> None:
-    async with paced_mesh(toy_folder, RecordingPace(0.004)) as mesh:
+async def test_simulated_mesh_client_leaves_releases_all_stages(toy_folder: Path) -> None:
+    async with simulated_mesh(toy_folder, RecordingStepTimes(0.004)) as mesh:
         calls = [mesh.infer(endless_request([3, 4 + index], max_tokens=400)) for index in range(4)]
         for call in calls:
             await read_one(call, {})

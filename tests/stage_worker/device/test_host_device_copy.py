@@ -15,12 +15,12 @@ def test_cpu_hands_on_the_very_tensor_without_a_copy() -> None:
     transfers = HostDeviceCopier(torch.device("cpu"))
     room = transfers.empty(2, 3, torch.bfloat16)
     assert (room.shape, room.dtype, room.is_pinned()) == ((2, 3), torch.bfloat16, False)
-    assert transfers.upload(HIDDEN).arrived() is HIDDEN
+    assert transfers.upload(HIDDEN).wait() is HIDDEN
 
 
 async def test_download_on_a_cpu_has_arrived() -> None:
     transfers = HostDeviceCopier(torch.device("cpu"))
-    (part, nothing) = await transfers.download((HIDDEN, None)).arrived()
+    (part, nothing) = await transfers.download((HIDDEN, None)).wait()
     assert part is HIDDEN
     assert nothing is None
 
@@ -41,7 +41,7 @@ async def test_download_waits_for_its_event_and_leaves_the_event_loop_free(
             self._is_set.set()
 
     event = Event()
-    waiting = asyncio.create_task(Download((HIDDEN,), event).arrived())  # type: ignore[arg-type]
+    waiting = asyncio.create_task(Download((HIDDEN,), event).wait())  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert not waiting.done()
     event.set()

@@ -17,7 +17,7 @@ WAIT_SECONDS = 10.0
 HELLO = mesh_pb2.Hello(worker_id="w", address="127.0.0.1:9")
 
 
-class PlayedMesh(mesh_pb2_grpc.MeshServicer):
+class FakeMesh(mesh_pb2_grpc.MeshServicer):
     """Does what the test says with each Join stream, after its hello."""
 
     def __init__(self, behaviour: Callable[[Context], Awaitable[None]]) -> None:
@@ -32,7 +32,7 @@ class PlayedMesh(mesh_pb2_grpc.MeshServicer):
 
 
 @asynccontextmanager
-async def serving(mesh: PlayedMesh, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def serving(mesh: FakeMesh, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """The address where `mesh` answers."""
     server = channels.make_server()
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh, server)
@@ -50,15 +50,15 @@ async def welcome(context: Context, heartbeat_seconds: float = 0.05) -> None:
     await context.write(mesh_pb2.CoordinatorMessage(welcome=message))
 
 
-async def say_hello() -> mesh_pb2.Hello:
+async def make_hello() -> mesh_pb2.Hello:
     """What the worker says of itself."""
     return HELLO
 
 
-def never_leaves() -> LeaveRequest:
+def stays_forever() -> LeaveRequest:
     """Nobody asks it to leave."""
     return LeaveRequest(asyncio.Event(), grace_seconds=1.0)
 
 
-async def note_nothing(is_joined: bool) -> None:
+async def ignore_joined(is_joined: bool) -> None:
     """Nobody wants to know whether the worker is joined."""

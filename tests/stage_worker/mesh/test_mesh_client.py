@@ -18,10 +18,10 @@ from tests.stage_worker.mesh.played_coordinator import (
     HELLO,
     WAIT_SECONDS,
     Context,
-    PlayedMesh,
-    never_leaves,
-    say_hello,
+    FakeMesh,
+    make_hello,
     serving,
+    stays_forever,
     welcome,
 )
 
@@ -29,11 +29,11 @@ from tests.stage_worker.mesh.played_coordinator import (
 @asynccontextmanager
 async def _joining(
     address: str,
-    make_hello: Callable[[], Awaitable[mesh_pb2.Hello]] = say_hello,
+    make_hello: Callable[[], Awaitable[mesh_pb2.Hello]] = make_hello,
 ) -> AsyncIterator[asyncio.Queue[bool]]:
     """Stays joined; yields what it tells about that."""
     told: asyncio.Queue[bool] = asyncio.Queue()
-    task = asyncio.create_task(maintain_membership(address, make_hello, told.put, never_leaves()))
+    task = asyncio.create_task(maintain_membership(address, make_hello, told.put, stays_forever()))
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             yield told
@@ -58,7 +58,7 @@ async def test_stay_joined_refused_in_the_same_words_over_and_over_logs_them_onc
         await asyncio.Event().wait()
 
     with capture_logs() as logs:
-        async with serving(PlayedMesh(behaviour)) as address, _joining(address) as told:
+        async with serving(FakeMesh(behaviour)) as address, _joining(address) as told:
             while not await told.get():
                 pass
     assert [log["reason"] for log in logs if log["event"] == "not_joined"] == ["full", "closing"]
@@ -77,7 +77,7 @@ async def test_stay_joined_welcomed_sends_heartbeats() -> None:
         beaten.set()
         await context.read()
 
-    mesh = PlayedMesh(behaviour)
+    mesh = FakeMesh(behaviour)
     async with serving(mesh) as address, _joining(address):
         await beaten.wait()
         assert mesh.hellos.get_nowait() == HELLO
@@ -88,8 +88,8 @@ async def test_stay_joined_coordinator_comes_later_and_again_joins_each_time() -
         await welcome(context)
         await context.read()
 
-    first, second = PlayedMesh(behaviour), PlayedMesh(behaviour)
-    async with serving(PlayedMesh(behaviour)) as address:
+    first, second = FakeMesh(behaviour), FakeMesh(behaviour)
+    async with serving(FakeMesh(behaviour)) as address:
         pass  # only to learn a free port
     async with _joining(address):
         async with serving(first, address):
@@ -112,7 +112,7 @@ async def test_stay_joined_name_not_known_yet_tries_again_with_a_new_hello() -> 
         await welcome(context)
         await context.read()
 
-    mesh = PlayedMesh(behaviour)
+    mesh = FakeMesh(behaviour)
     async with serving(mesh) as address, _joining(address, hello_at_second_try):
         assert await mesh.hellos.get() == HELLO
 
@@ -121,7 +121,7 @@ async def test_stay_joined_coordinator_goes_away_tells_that_it_is_out() -> None:
     async def leave(context: Context) -> None:
         await welcome(context)
 
-    async with serving(PlayedMesh(leave)) as address, _joining(address) as told:
+    async with serving(FakeMesh(leave)) as address, _joining(address) as told:
         while not await told.get():
             pass
         assert await told.get() is False
@@ -138,7 +138,7 @@ async def test_stay_joined_silent_coordinator_is_dialled_again(
         while isinstance(await context.read(), mesh_pb2.WorkerMessage):
             pass
 
-    mesh = PlayedMesh(behaviour)
+    mesh = FakeMesh(behaviour)
     async with serving(mesh) as address, _joining(address):
         for _ in range(2):
             await mesh.hellos.get()
@@ -148,7 +148,7 @@ async def test_stay_joined_first_message_is_no_welcome_dials_again() -> None:
     async def behaviour(context: Context) -> None:
         await context.write(mesh_pb2.CoordinatorMessage(heartbeat=mesh_pb2.Heartbeat()))
 
-    mesh = PlayedMesh(behaviour)
+    mesh = FakeMesh(behaviour)
     async with serving(mesh) as address, _joining(address):
         for _ in range(2):
             await mesh.hellos.get()

@@ -12,11 +12,11 @@ from stage_worker.mesh.mesh_client import LeaveRequest, maintain_membership
 from tests.stage_worker.mesh.played_coordinator import (
     WAIT_SECONDS,
     Context,
-    PlayedMesh,
-    never_leaves,
-    note_nothing,
-    say_hello,
+    FakeMesh,
+    ignore_joined,
+    make_hello,
     serving,
+    stays_forever,
     welcome,
 )
 
@@ -37,9 +37,9 @@ async def _refuse_version(context: Context) -> None:
 async def test_stay_joined_refused_raises_the_reason(
     behaviour: Callable[[Context], Awaitable[None]], reason: str
 ) -> None:
-    async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+    async with serving(FakeMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
         with pytest.raises(WorkerRefusedError, match=reason):
-            await maintain_membership(address, say_hello, note_nothing, never_leaves())
+            await maintain_membership(address, make_hello, ignore_joined, stays_forever())
 
 
 async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coordinator() -> None:
@@ -49,7 +49,7 @@ async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coor
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(WorkerRefusedError, match=r"--mesh address.*50051") as caught:
-                await maintain_membership(address, say_hello, note_nothing, never_leaves())
+                await maintain_membership(address, make_hello, ignore_joined, stays_forever())
     finally:
         await server.stop(grace=None)
 
@@ -68,7 +68,7 @@ async def test_stay_joined_http_server_is_a_refusal_that_names_the_right_port() 
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(WorkerRefusedError, match=r"speaks HTTP.*--mesh.*50051"):
-                await maintain_membership(address, say_hello, note_nothing, never_leaves())
+                await maintain_membership(address, make_hello, ignore_joined, stays_forever())
 
 
 async def test_stay_joined_released_returns() -> None:
@@ -78,8 +78,8 @@ async def test_stay_joined_released_returns() -> None:
         await asyncio.Event().wait()
 
     told: asyncio.Queue[bool] = asyncio.Queue()
-    async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
-        await maintain_membership(address, say_hello, told.put, never_leaves())
+    async with serving(FakeMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await maintain_membership(address, make_hello, told.put, stays_forever())
     assert [told.get_nowait(), told.get_nowait()] == [True, False]
 
 
@@ -92,18 +92,18 @@ async def test_stay_joined_asked_to_leave_says_so_and_goes_when_released() -> No
         await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
         await asyncio.Event().wait()
 
-    departure = LeaveRequest(asyncio.Event(), grace_seconds=7.0)
-    departure.asked.set()
-    async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
-        await maintain_membership(address, say_hello, note_nothing, departure)
+    leave_request = LeaveRequest(asyncio.Event(), grace_seconds=7.0)
+    leave_request.requested.set()
+    async with serving(FakeMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await maintain_membership(address, make_hello, ignore_joined, leave_request)
 
 
 async def test_stay_joined_asked_to_leave_goes_with_its_coordinator() -> None:
-    departure = LeaveRequest(asyncio.Event(), grace_seconds=7.0)
+    leave_request = LeaveRequest(asyncio.Event(), grace_seconds=7.0)
 
     async def behaviour(context: Context) -> None:
         await welcome(context)
-        departure.asked.set()
+        leave_request.requested.set()
 
-    async with serving(PlayedMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
-        await maintain_membership(address, say_hello, note_nothing, departure)
+    async with serving(FakeMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
+        await maintain_membership(address, make_hello, ignore_joined, leave_request)

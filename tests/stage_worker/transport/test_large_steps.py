@@ -44,6 +44,6 @@ async def test_step_larger_than_any_message_arrives_whole_while_the_loop_turns()
         counting.cancel()
     assert sent.num_frames == NUM_CHUNKS
     assert received.hidden is not None
-    assert torch.equal(received.hidden.arrived(), hidden_TH)
+    assert torch.equal(received.hidden.wait(), hidden_TH)
     # Once for each chunk, at the least.
     assert num_turns >= NUM_CHUNKS

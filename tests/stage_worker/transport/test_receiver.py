@@ -30,7 +30,7 @@ async def test_take_small_step_gives_header_and_tensor() -> None:
 
     assert received.header == make_header(0)
     assert received.hidden is not None
-    assert torch.equal(received.hidden.arrived(), hidden_TH)
+    assert torch.equal(received.hidden.wait(), hidden_TH)
 
 
 async def test_take_step_of_many_frames_times_first_and_last(
@@ -48,7 +48,7 @@ async def test_take_step_of_many_frames_times_first_and_last(
 
     assert (received.begun_at, received.complete_at) == (10.0, 9.0 + len(frames))
     assert received.hidden is not None
-    assert torch.equal(received.hidden.arrived(), hidden_TH)
+    assert torch.equal(received.hidden.wait(), hidden_TH)
 
 
 @pytest.mark.parametrize("dtype", list(TORCH_DTYPES))
@@ -60,8 +60,8 @@ async def test_take_every_dtype_keeps_every_bit(dtype: stage_pb2.DType) -> None:
     received = await receiver.take()
 
     assert received.hidden is not None
-    assert received.hidden.arrived().dtype == hidden_TH.dtype
-    assert torch.equal(received.hidden.arrived(), hidden_TH)
+    assert received.hidden.wait().dtype == hidden_TH.dtype
+    assert torch.equal(received.hidden.wait(), hidden_TH)
 
 
 @given(cut=st.integers(1, HIDDEN_SIZE - 1), chunk_bytes=st.integers(1, 200), data=st.data())
@@ -90,7 +90,7 @@ async def test_take_two_senders_in_any_order_joins_their_intervals(
     receiver.grant(0)
 
     assert received.hidden is not None
-    assert torch.equal(received.hidden.arrived(), hidden_TH)
+    assert torch.equal(received.hidden.wait(), hidden_TH)
     assert [sender.credits.get_nowait() for sender in senders] == [0, 0]
 
 
