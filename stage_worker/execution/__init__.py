@@ -1,1 +1,1 @@
-"""Runs one microbatch on this rank's layers."""
+"""Runs one microbatch on this rank's share of the stage's layers."""

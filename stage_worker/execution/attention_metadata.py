@@ -1,7 +1,7 @@
-"""What one step computes, as index tensors made once and used by every layer.
+"""Builds the index tensors of one step, which every layer uses.
 
 Turns a step's chunks and the slots' block tables into positions, cache rows, attention calls and
-the rows to sample from. Reads `slot_table.py`, changes nothing.
+the rows to sample from. Reads the slot table and changes nothing.
 
 Shapes: T tokens of the step, A its chunks, B sequences of one decode batch, P blocks of a sequence,
 S tokens of context, t tokens of one chunk.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.execution.slot_table import SlotTable
-from stage_worker.execution.spans import Span, StepSlice, cut_slices, step_spans
+from stage_worker.execution.spans import Span, StepSlice, split_step, step_spans
 from stage_worker.model.interleaving import SliceMetadata
 from stage_worker.model.kv_cache import Blocks, BlockShape
 from stage_worker.model.paged_attention import AttentionMetadata, DecodeBatch, PrefillChunk
@@ -27,9 +27,9 @@ from stage_worker.model.varlen_attention import AttentionKernel, VarlenBatch
 
 @dataclass(frozen=True, slots=True)
 class StepMetadata:
-    """The slices make the step up, in order: one, or two that are computed in turns.
+    """The index tensors of one step: one slice, or two that are computed alternately.
 
-    `sampled_rows` are the last rows of the chunks in `sampled_chunks`, in their order.
+    `sampled_rows` are the last rows of the chunks in `sampled_chunks`, in order.
     """
 
     slices: tuple[SliceMetadata, ...]
@@ -39,7 +39,7 @@ class StepMetadata:
 
 
 class StepMetadataBuilder:
-    """Makes plans for one stage in one epoch."""
+    """Builds the metadata of one stage's steps in one epoch."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class StepMetadataBuilder:
         kernel: AttentionKernel = AttentionKernel.SDPA,
         min_split_tokens: int | None = None,
     ) -> None:
-        """Steps of `min_split_tokens` or more are cut in two slices, None being none."""
+        """Steps of `min_split_tokens` or more are split into two slices; None: no step is."""
         self._slots = slots
         self._shape = shape
         self._windows = windows
@@ -58,10 +58,10 @@ class StepMetadataBuilder:
         self._kernel = kernel
         self._min_split_tokens = min_split_tokens
 
-    def plan(self, step: Step) -> StepMetadata:
-        """The plan of a step that `SlotTable.apply` has taken over and that has tokens."""
+    def build(self, step: Step) -> StepMetadata:
+        """The metadata of a step with tokens, after `SlotTable.apply`."""
         spans = step_spans(step)
-        positions_T, cache_rows_T = self._places(step.chunks)
+        positions_T, cache_rows_T = self._positions_and_rows(step.chunks)
         sampled = [
             (chunk, span) for chunk, span in zip(step.chunks, spans, strict=True) if chunk.sample
         ]
@@ -69,7 +69,7 @@ class StepMetadataBuilder:
         return StepMetadata(
             slices=tuple(
                 self._slice(part, positions_T, cache_rows_T)
-                for part in cut_slices(spans, self._min_split_tokens)
+                for part in split_step(spans, self._min_split_tokens)
             ),
             sampled_rows=torch.tensor(last_rows, dtype=torch.int64, device=self._device),
             sampled_chunks=tuple(chunk for chunk, _ in sampled),
@@ -84,7 +84,7 @@ class StepMetadataBuilder:
             {window: self._attention(part.spans, window, rows_T) for window in self._windows},
         )
 
-    def _places(self, chunks: tuple[SequenceChunk, ...]) -> tuple[Tensor, Tensor]:
+    def _positions_and_rows(self, chunks: tuple[SequenceChunk, ...]) -> tuple[Tensor, Tensor]:
         """Each token's position in its sequence and its row in the cache, both [T]."""
         counts_A = torch.tensor([len(chunk.token_ids) for chunk in chunks])
         slots_A = torch.tensor([chunk.slot for chunk in chunks])
@@ -138,7 +138,7 @@ class StepMetadataBuilder:
         )
 
     def _context_rows(self, tables_AP: Tensor, contexts_A: Tensor) -> Tensor:
-        """The rows in the cache of everything that the sequences hold, one after the other."""
+        """The cache rows of the sequences' contexts, concatenated, [S]."""
         size = self._shape.block_size
         places_1X = torch.arange(tables_AP.shape[1] * size)[None]
         rows_AX = tables_AP.repeat_interleave(size, dim=1) * size + places_1X % size
@@ -148,9 +148,10 @@ class StepMetadataBuilder:
         return values.to(self._device, torch.int32, non_blocking=True)
 
     def _decode_batches(self, spans: tuple[Span, ...]) -> tuple[DecodeBatch, ...]:
-        """Longest first; a batch ends where padding would double it or its blocks fill the cache.
+        """Groups decodes by context length, longest first, to bound padding and gathered memory.
 
-        The cache meant is the processor's: blocks are gathered only so many at a time.
+        A batch ends where padding would double a context, or where its gathered blocks would
+        exceed the processor's level-2 cache.
         """
         decodes = sorted((s for s in spans if s.num_tokens == 1), key=lambda s: -s.num_context)
         batches: list[list[Span]] = []
@@ -186,7 +187,7 @@ class StepMetadataBuilder:
         )
 
     def _tables(self, spans: list[Span], num_blocks: int) -> Tensor:
-        """Their blocks, [B, P], each row padded with any ids."""
+        """The spans' block ids, [B, P], each row padded with arbitrary ids."""
         slots_B = torch.tensor([span.slot for span in spans])
         if spans[0].window is None:
             return self._slots.tables_BP[slots_B, :num_blocks]
@@ -216,5 +217,5 @@ class StepMetadataBuilder:
 
 
 def _bounds(counts_A: Tensor) -> Tensor:
-    """Where each begins and the last ends, [A + 1]."""
+    """The begin of each interval and the end of the last, [A + 1]."""
     return F.pad(counts_A.cumsum(0), (1, 0))

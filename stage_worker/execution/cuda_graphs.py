@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs: one replay in place of hundreds of kernel launches.
+"""Runs decode steps as CUDA graphs: one replay replaces hundreds of kernel launches.
 
-A graph is bound to the memory that it was captured with, so there is one for each of a few batch
-sizes (buckets), over buffers of their own, and a step is padded to the next of them. Padded rows
-write into a scratch block that belongs to nobody, and what they compute is dropped.
+A graph is bound to the memory that it was captured with. There is one graph for each of a few batch
+sizes (buckets), and all use the same input buffers; a step is padded to the next bucket. Padded
+rows write into a scratch block that no sequence has, and their outputs are discarded.
 
 Shapes: T tokens of the step, one of each sequence; B the bucket; H hidden size; P blocks of the
 longest sequence that is served.
@@ -24,12 +24,12 @@ from stage_worker.model.varlen_attention import VarlenBatch
 
 _BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _NUM_WARM_UPS = 2
-"""Before a capture: the first runs of a kernel may allocate or choose an algorithm."""
+"""Runs before a capture, because a kernel's first runs may allocate or select an algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """What graphs are made for; `scratch_block` is a block of the cache that no sequence has."""
+    """The dimensions of the graphs; `scratch_block` is a cache block that no sequence has."""
 
     max_sequences: int
     max_model_len: int
@@ -42,12 +42,12 @@ class GraphShape:
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Batch sizes that have a graph, up to the most sequences."""
+        """The batch sizes of the graphs, ascending."""
         return tuple(size for size in _BUCKETS if size < 2 * self.max_sequences)
 
 
 class DecodeGraphs:
-    """The graphs of one epoch's cache, each captured when it is first needed."""
+    """The graphs over one epoch's cache, each captured at its first use."""
 
     def __init__(
         self,
@@ -62,26 +62,26 @@ class DecodeGraphs:
         self._inputs = _Inputs(shape, windows)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
-    def covers(self, plan: StepMetadata) -> bool:
-        """The step has decodes only, and not more than the largest graph."""
+    def covers(self, metadata: StepMetadata) -> bool:
+        """Whether the step has only decodes, and no more than the largest graph."""
         buckets = self._shape.buckets
-        num_tokens = sum(len(part.positions_T) for part in plan.slices)
-        return bool(buckets) and plan.is_decode_only and num_tokens <= buckets[-1]
+        num_tokens = sum(len(part.positions_T) for part in metadata.slices)
+        return bool(buckets) and metadata.is_decode_only and num_tokens <= buckets[-1]
 
-    def run(self, hidden_TH: Tensor, plan: StepMetadata) -> Tensor:
-        """What `Decoder.forward` gives for a step that is covered, [T, H]."""
+    def run(self, hidden_TH: Tensor, metadata: StepMetadata) -> Tensor:
+        """The result of `Decoder.forward` for a covered step, [T, H]."""
         num_tokens = len(hidden_TH)
         bucket = next(size for size in self._shape.buckets if size >= num_tokens)
-        self._inputs.fill(hidden_TH, plan, bucket)
+        self._inputs.fill(hidden_TH, metadata, bucket)
         if bucket not in self._graphs:
             self._graphs[bucket] = self._capture(bucket)
         graph, hidden_BH = self._graphs[bucket]
         graph.replay()
-        # The next replay writes there again, while this output may still be on its way.
+        # The next replay overwrites this output, which may still be being copied.
         return hidden_BH[:num_tokens].clone()
 
     def _capture(self, bucket: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """As torch's notes on CUDA graphs ask: warm up on a side stream, then record."""
+        """Warms up on a side stream, then captures, as torch's notes on CUDA graphs require."""
         stream = torch.cuda.Stream(self._shape.device)
         stream.wait_stream(torch.cuda.current_stream(self._shape.device))
         with torch.cuda.stream(stream):
@@ -89,19 +89,21 @@ class DecodeGraphs:
                 self._forward(bucket)
         torch.cuda.current_stream(self._shape.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on copying activations meanwhile, which a global capture forbids.
+        # A global capture would forbid the copies that other threads make meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             hidden_BH = self._forward(bucket)
         return graph, hidden_BH
 
     def _forward(self, bucket: int) -> Tensor:
         inputs = self._inputs
-        part = SliceMetadata(slice(0, bucket), inputs.positions_B[:bucket], inputs.plans(bucket))
+        part = SliceMetadata(
+            slice(0, bucket), inputs.positions_B[:bucket], inputs.attention_metadata(bucket)
+        )
         return self._decoder.forward(inputs.hidden_BH[:bucket], (part,), self._caches, SINGLE_RANK)
 
 
 class _Inputs:
-    """The memory that all graphs read, as large as the largest bucket needs."""
+    """The input buffers of all graphs, sized for the largest bucket."""
 
     def __init__(self, shape: GraphShape, windows: Collection[int | None]) -> None:
         size, device = max(shape.buckets, default=0), shape.device
@@ -114,10 +116,10 @@ class _Inputs:
         self._shape = shape
         self._windows = windows
 
-    def fill(self, hidden_TH: Tensor, plan: StepMetadata, bucket: int) -> None:
-        """The step's inputs, and scratch behind them up to the bucket."""
+    def fill(self, hidden_TH: Tensor, metadata: StepMetadata, bucket: int) -> None:
+        """Copies the step's inputs and pads them to the bucket with scratch rows."""
         num_tokens, scratch = len(hidden_TH), self._shape.scratch_block
-        (part,) = plan.slices
+        (part,) = metadata.slices
         attention = next(iter(part.attention.values()))
         batch = attention.varlen
         assert batch is not None
@@ -133,8 +135,8 @@ class _Inputs:
         self._contexts_B[padding] = 1
         self._tables_BP[padding, 0] = scratch
 
-    def plans(self, bucket: int) -> Mapping[int | None, AttentionMetadata]:
-        """Attention over this memory, one plan for each window."""
+    def attention_metadata(self, bucket: int) -> Mapping[int | None, AttentionMetadata]:
+        """Attention metadata over these buffers, one for each window."""
         return {
             window: AttentionMetadata(
                 self._rows_B[:bucket],

@@ -1,9 +1,9 @@
-"""What the last stage makes of its hidden states: sampled tokens and scored prompts.
+"""Samples tokens and scores prompts from the last stage's hidden states.
 
-All ranks of the stage compute logits together, so many rows at a time that memory stays bounded;
-rank 0 gets them, and follows grammars. Owned by `stage.py`, one for each epoch.
+All ranks compute logits together, in pieces of bounded size; rank 0 receives them, samples and
+follows grammars. `stage_runner.py` has one output head per epoch.
 
-Shapes: T tokens of the step, H hidden size, B rows that logits are wanted of, V vocabulary.
+Shapes: T tokens of the step, H hidden size, B rows whose logits are needed, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from stage_worker.sampling.grammar import GrammarMatchers, GrammarTokenizer
 from stage_worker.sampling.prompt_logprobs import PromptTarget, chunk_targets, score
 from stage_worker.sampling.sampler import SamplingInput, sample
 
-# In elements, at a time: logits of many rows would take more memory than the stage's weights.
+# Elements per piece; the logits of many rows can exceed the stage's weights in size.
 _MAX_LOGITS: Final = 2**24
 
 
 class OutputHead:
-    """Samples and scores for one epoch's slots."""
+    """Samples and scores for the slots of one epoch."""
 
     def __init__(
         self, decoder: Decoder, slots: SlotTable, tokenizer: GrammarTokenizer, group: RankGroup
@@ -39,9 +39,9 @@ class OutputHead:
         self._matchers = GrammarMatchers(tokenizer)
 
     def targets(self, step: Step) -> tuple[PromptTarget, ...]:
-        """What the step's rows are to score; raises what `chunk_targets` does.
+        """The prompt tokens that the step's rows score.
 
-        Likewise `TokenOutOfVocabularyError`. It computes nothing: all ranks refuse alike.
+        Raises `TokenOutOfVocabularyError` and what `chunk_targets` raises, on all ranks alike.
         """
         targets: list[PromptTarget] = []
         row = 0
@@ -54,22 +54,22 @@ class OutputHead:
         return tuple(targets)
 
     def apply(self, step: Step) -> None:
-        """Takes the slots' changes over, on rank 0."""
+        """Applies the step's slot changes to the grammar matchers; on rank 0."""
         self._matchers.apply(step)
 
     def score(
         self, hidden_TH: Tensor, targets: tuple[PromptTarget, ...]
     ) -> tuple[ScoredToken, ...]:
-        """The prompts' tokens that the rows predict; nothing on other ranks than 0."""
+        """The scored prompt tokens, on rank 0; empty on the others."""
         rows_B = torch.tensor([target.row for target in targets], device=hidden_TH.device)
         scored: list[ScoredToken] = []
         for piece, logits_BV in self._logits(hidden_TH, rows_B):
             scored += score(logits_BV, targets[piece])
         return tuple(scored)
 
-    def sample(self, hidden_TH: Tensor, plan: StepMetadata) -> tuple[SampledToken, ...]:
-        """A token for each chunk that wants one; nothing on other ranks than 0."""
-        draws = [
+    def sample(self, hidden_TH: Tensor, metadata: StepMetadata) -> tuple[SampledToken, ...]:
+        """One token for each chunk that samples, on rank 0; empty on the others."""
+        requests = [
             SamplingInput(
                 chunk.slot,
                 self._slots[chunk.slot].sampling,
@@ -77,15 +77,15 @@ class OutputHead:
                 token_ids=self._slots[chunk.slot].token_ids,
                 matcher=self._matchers.get(chunk.slot),
             )
-            for chunk in plan.sampled_chunks
+            for chunk in metadata.sampled_chunks
         ]
         sampled: list[SampledToken] = []
-        for piece, logits_BV in self._logits(hidden_TH, plan.sampled_rows):
-            sampled += sample(logits_BV, draws[piece])
+        for piece, logits_BV in self._logits(hidden_TH, metadata.sampled_rows):
+            sampled += sample(logits_BV, requests[piece])
         return tuple(sampled)
 
     def _logits(self, hidden_TH: Tensor, rows_B: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Piece by piece; every rank has to go through all of them."""
+        """Yields pieces of rows and their logits, on rank 0. All ranks must exhaust it."""
         num_rows = max(1, _MAX_LOGITS // self._vocab_size)
         for begin in range(0, len(rows_B), num_rows):
             piece = slice(begin, begin + num_rows)

@@ -1,8 +1,8 @@
-"""A stage that takes the time a model says and computes nothing: for trying pipelines out.
+"""A stage that sleeps for a modelled time instead of computing, for experiments with pipelines.
 
-Everything around it is real: process, streams, frames of the model's own size, credits, slots and
-blocks. Its tokens follow from their positions and the tokens before them, so streams can be
-checked. Where the times come from is not known here.
+Processes, streams, frame sizes, credits, slots and blocks are those of a real stage. Its tokens
+are a function of their positions and the tokens before them, so outputs can be checked. The times
+come from a `StepTimeModel`.
 
 Shapes: T tokens of the step, W this rank's interval of the hidden dimension.
 """
@@ -29,37 +29,37 @@ from stage_worker.model.weights import DTYPES
 from stage_worker.sampling.prompt_logprobs import chunk_targets
 
 SIMULATED_DEVICE = "paced"
-"""The kind of device that a paced worker says it has."""
+"""The device kind that a simulated worker reports."""
 
 _SPIN_SECONDS = 0.0002
-"""A sleep ends late by about so much; the rest of the time is spun."""
+"""The typical delay of a sleep's end; the last part of a wait is spun."""
 _HALVING = math.log(0.5)
 
 
 class StepTimeModel(Protocol):
-    """How long steps take, and how much memory to pretend."""
+    """Models the time of steps and the memory of stages."""
 
     @property
     def num_kv_blocks(self) -> int:
-        """KV blocks that every stage says it can hold."""
+        """The KV block capacity that every stage reports."""
 
     def stage_seconds(self, step: Step, stage: int, share: float, age_seconds: float) -> float:
-        """What `stage` takes for a step; `share` is its part of the model's layers.
+        """Seconds that `stage` takes for a step; `share` is its part of the model's layers.
 
-        `age_seconds` is how long ago its first step began.
+        `age_seconds` is the time since the stage's first step began.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStageSpec:
-    """Where a paced stage stands in the pipeline, and its share of the model's layers."""
+    """A simulated stage's number in the pipeline and its share of the model's layers."""
 
     stage: int
     share: float
 
 
 class SimulatedStage:
-    """Stands in for a `StageRunner`, with the same checks of every step."""
+    """Replaces a `StageRunner`, with the same checks of every step."""
 
     weights_bytes = 0
     device = torch.device("cpu")
@@ -83,27 +83,27 @@ class SimulatedStage:
 
     @property
     def num_slots_used(self) -> int:
-        """Open slots."""
+        """Number of open slots."""
         return self._slots.num_slots_used
 
     @property
     def num_blocks_used(self) -> int:
-        """KV blocks that open slots hold."""
+        """Number of KV blocks that open slots hold."""
         return self._slots.num_blocks_used
 
     def kv_block_capacity(self) -> int:
-        """As many as the model of times says."""
+        """The capacity of the `StepTimeModel`."""
         return self._step_times.num_kv_blocks
 
     def block_table_bytes(self, max_sequences: int) -> int:
-        """Memory that `open_epoch` takes for the block tables of so many sequences."""
+        """Bytes that `open_epoch` allocates for the block tables of `max_sequences`."""
         max_blocks = -(-self.spec.max_model_len // self.spec.block_size)
         return max_sequences * max_blocks * torch.int64.itemsize
 
     def open_epoch(
         self, num_blocks: int, max_sequences: int, group: RankGroup = SINGLE_RANK
     ) -> None:
-        """Starts over with empty slots and tables; there is no cache."""
+        """Resets the slots and block tables; there is no cache."""
         spec = self.spec
         self._group = group
         self._slots = SlotTable(
@@ -111,11 +111,11 @@ class SimulatedStage:
         )
 
     def run(self, step: Step, hidden_TW: Tensor | None) -> StageOutput:
-        """Takes the step's changes over, then its time; raises what `SlotTable.apply` raises."""
+        """Applies the step and waits for its time; raises what `SlotTable.apply` raises."""
         now = time.monotonic()
         if self._began_at is None:
             self._began_at = now
-        self._admit(step)
+        self._accept(step)
         if not step.chunks:
             return StageOutput(None)
         part, age_seconds = self._part, now - self._began_at
@@ -130,8 +130,8 @@ class SimulatedStage:
             self._hidden_TW = self._hidden_TW.new_zeros(num_tokens, self._hidden_TW.shape[1])
         return StageOutput(self._hidden_TW[:num_tokens])
 
-    def _admit(self, step: Step) -> None:
-        """Takes the step's changes over; all ranks admit it, or none does."""
+    def _accept(self, step: Step) -> None:
+        """Applies the step's slot changes; all ranks accept the step or all refuse it."""
         refusal: StagemeshError | None = None
         try:
             self._slots.apply(step)
@@ -147,7 +147,7 @@ class SimulatedStage:
         return StageOutput(None, tuple(drawn), tuple(scored))
 
     def _score(self, chunk: SequenceChunk) -> Iterator[ScoredToken]:
-        """Of the prompt's tokens, all are equally likely."""
+        """Scores a prompt as if all tokens were equally likely."""
         vocab_size = self.config.vocab_size
         for target in chunk_targets(chunk, 0, self._slots[chunk.slot].sampling):
             ids, logprobs = simulated_logprobs(
@@ -160,7 +160,7 @@ class SimulatedStage:
     def _draw(self, chunk: SequenceChunk) -> SampledToken:
         sampling = self._slots[chunk.slot].sampling
         if sampling.grammar:
-            problem = "workers that take modelled times follow no grammar"
+            problem = "simulated workers do not support grammars"
             return SampledToken(chunk.slot, token_id=0, problem=problem)
         position = chunk.position + len(chunk.token_ids)
         suppressed = sampling.suppressed_ids if position < sampling.suppressed_until else ()
@@ -187,9 +187,9 @@ def simulated_logprobs(
     num_logprobs: int,
     suppressed: Collection[int] = (),
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """What follows `last_token` at `position`: ids, each half as likely as the one before it.
+    """The next tokens after `last_token` at `position`, each half as likely as the one before.
 
-    Fewer than asked for where so many are suppressed.
+    Returns ids and log-probabilities, fewer than `num_logprobs` if too many are suppressed.
     """
     first = (last_token * 2_654_435_761 + position * 40_503 + 12_345) % 2**32 % vocab_size
     in_turn = (token_id % vocab_size for token_id in range(first, first + vocab_size))
@@ -199,7 +199,7 @@ def simulated_logprobs(
 
 
 def sleep_until(deadline: float) -> None:
-    """Returns at `deadline`, in `time.monotonic` seconds, within some microseconds."""
+    """Returns at `deadline`, in `time.monotonic` seconds, within microseconds."""
     left = deadline - time.monotonic() - _SPIN_SECONDS
     if left > 0:
         time.sleep(left)

@@ -1,8 +1,8 @@
-"""Which sequences this rank holds: a slot's sampling, length and block table, in one epoch.
+"""The open slots of one epoch: each sequence's sampling parameters, length and block table.
 
-Applies a step's releases, openings and chunks, and checks each against what is held before anything
-is computed. Decides nothing: slots and blocks are the coordinator's choice. Any error ends the
-epoch, so a step that failed half-way is never gone on with.
+Checks and applies a step's releases, openings and chunks before anything is computed. The
+coordinator allocates slots and blocks. Any error ends the epoch, so a partly applied step has no
+effect.
 """
 
 import math
@@ -18,11 +18,10 @@ from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 
 @dataclass(slots=True)
 class Slot:
-    """One sequence: how its tokens are drawn, how many are in the cache, and in which blocks.
+    """One sequence: its sampling parameters, its number of cached tokens, and their blocks.
 
-    `token_ids` are kept where `sampling.needs_tokens`. They come with the opening (those that are
-    cached) and the chunks, all of them from position 0 also after a replay, so no rank has to be
-    told what was generated.
+    `token_ids` are kept if `sampling.needs_tokens`. The opening has the cached ones and the chunks
+    the others, from position 0 on also after a replay, so generated tokens need no message.
     """
 
     sampling: SlotSampling
@@ -33,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotLimits:
-    """What the plan allows: slots, blocks in the cache, tokens per block and per sequence."""
+    """The limits of an epoch: slots, cache blocks, tokens per block and per sequence."""
 
     max_sequences: int
     num_blocks: int
@@ -44,15 +43,15 @@ class SlotLimits:
 class SlotTable:
     """Open slots by number. `tables_BP` [max_sequences, blocks per sequence] holds their block ids.
 
-    Entries of `tables_BP` past a sequence's own blocks are ids left from earlier ones. A block may
-    stand in several tables once it is full: a slot writes only at its own next position, which lies
-    behind every block that it shares.
+    Entries of `tables_BP` past a sequence's own blocks are stale ids of earlier sequences. A full
+    block may be in several tables: a slot writes only at its next position, after all its full
+    blocks.
     """
 
     def __init__(self, limits: SlotLimits) -> None:
         self._limits = limits
         self._slots: dict[int, Slot] = {}
-        # How many slots have a block in their tables, and which blocks hold block_size tokens.
+        # The number of tables that contain each block, and the blocks that hold block_size tokens.
         self._num_holders: Counter[int] = Counter()
         self._full_blocks: set[int] = set()
         max_blocks = -(-limits.max_model_len // limits.block_size)
@@ -60,19 +59,19 @@ class SlotTable:
 
     @property
     def num_slots_used(self) -> int:
-        """Open slots."""
+        """Number of open slots."""
         return len(self._slots)
 
     @property
     def num_blocks_used(self) -> int:
-        """Blocks in the tables of open slots, each counted once."""
+        """Number of distinct blocks in the tables of open slots."""
         return len(self._num_holders)
 
     def __getitem__(self, slot: int) -> Slot:
         return self._slots[slot]
 
     def apply(self, step: Step) -> None:
-        """Takes the step's changes over.
+        """Checks and applies the step's changes.
 
         Raises `SlotError`, `PositionError`, `BlockError` or, for a chunk that is empty or makes its
         sequence too long, `FrameError`.
@@ -109,7 +108,7 @@ class SlotTable:
         self._take_cached(opening, held)
 
     def _take_cached(self, opening: SlotOpening, held: Slot) -> None:
-        """Puts blocks into its table that are full, and so are never written again while held."""
+        """Adds shared blocks to the table; they are full, so no sequence writes to them."""
         slot, blocks = opening.slot, opening.cached_block_ids
         num_tokens = len(blocks) * self._limits.block_size
         if len(opening.cached_token_ids) != num_tokens:
@@ -184,8 +183,8 @@ class SlotTable:
 
 
 def _is_drawable(sampling: SlotSampling) -> bool:
-    """The bounds within which `sampling.py` always finds a token; nothing compares with NaN."""
-    is_greedy = sampling.temperature == 0  # and looks at nothing else
+    """Whether `sampler.py` can draw a token with these parameters; False for NaN."""
+    is_greedy = sampling.temperature == 0  # and ignores the other parameters
     return is_greedy or (
         0 < sampling.temperature < math.inf and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1
     )

@@ -1,4 +1,4 @@
-"""Which rows of a step belong to which sequence, and where a step is cut into two slices.
+"""The rows of each sequence in a step, and the split of a step into two slices.
 
 Pure arithmetic on a step's chunks.
 """
@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from runtime.protocol.step import Step
 
 _BORDER_SHARE = 1 / 8
-"""A slice may be larger than half by this part of the step, if that leaves its sequences whole."""
+"""A slice may exceed half the step by this share of it, to split between two sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk's rows in the step, and its context: everything held with these rows included.
+    """A chunk's rows in the step, and its context: the sequence's tokens up to the last of them.
 
-    Of the sequence's blocks the first `num_skipped` are left out of that, because no row sees them.
-    A row sees at most `window` tokens, itself the last.
+    The context leaves out the sequence's first `num_skipped` blocks, which no row attends to. A row
+    attends to at most `window` tokens, itself included.
     """
 
     slot: int
@@ -29,20 +29,20 @@ class Span:
 
     @property
     def num_hidden(self) -> int:
-        """Tokens at the context's beginning that the last row does not see."""
+        """Tokens at the begin of the context that the last row does not attend to."""
         return 0 if self.window is None else max(0, self.num_context - self.window)
 
 
 @dataclass(frozen=True, slots=True)
 class StepSlice:
-    """Some consecutive rows of a step; its spans count their rows from its first."""
+    """Consecutive rows of a step; the rows of `spans` are relative to the slice."""
 
     rows: slice
     spans: tuple[Span, ...]
 
 
 def step_spans(step: Step) -> tuple[Span, ...]:
-    """Those of the chunks, in order."""
+    """The spans of the step's chunks, in order."""
     spans = []
     row = 0
     for chunk in step.chunks:
@@ -52,26 +52,26 @@ def step_spans(step: Step) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def cut_slices(spans: Sequence[Span], min_split_tokens: int | None) -> tuple[StepSlice, ...]:
-    """The step in one slice or, from `min_split_tokens` tokens on, in two of about the same size.
+def split_step(spans: Sequence[Span], min_split_tokens: int | None) -> tuple[StepSlice, ...]:
+    """The step as one slice or, from `min_split_tokens` tokens on, as two of about equal size.
 
-    It is cut between two sequences where they meet near the middle, or inside a chunk: each layer
-    writes the first slice's keys and values before the second one reads them.
+    The split is between two sequences if they meet near the middle, otherwise inside a chunk: each
+    layer writes the first slice's keys and values before the second slice reads them.
     """
     num_tokens = spans[-1].row + spans[-1].num_tokens
     if min_split_tokens is None or num_tokens < max(2, min_split_tokens):
         return (StepSlice(slice(0, num_tokens), tuple(spans)),)
     middle = num_tokens // 2
     border = min((span.row for span in spans), key=lambda row: abs(row - middle))
-    cut = border if abs(border - middle) <= _BORDER_SHARE * num_tokens else middle
-    parts = [part for span in spans for part in _cut(span, cut)]
-    first = tuple(part for part in parts if part.row < cut)
-    second = tuple(replace(part, row=part.row - cut) for part in parts if part.row >= cut)
-    return (StepSlice(slice(0, cut), first), StepSlice(slice(cut, num_tokens), second))
+    split_at = border if abs(border - middle) <= _BORDER_SHARE * num_tokens else middle
+    parts = [part for span in spans for part in _split(span, split_at)]
+    first = tuple(part for part in parts if part.row < split_at)
+    second = tuple(replace(part, row=part.row - split_at) for part in parts if part.row >= split_at)
+    return (StepSlice(slice(0, split_at), first), StepSlice(slice(split_at, num_tokens), second))
 
 
-def _cut(span: Span, row: int) -> tuple[Span, ...]:
-    """The chunk as two, if the step is cut inside it."""
+def _split(span: Span, row: int) -> tuple[Span, ...]:
+    """The chunk, as two spans if `row` is inside it."""
     num_first = row - span.row
     if not 0 < num_first < span.num_tokens:
         return (span,)

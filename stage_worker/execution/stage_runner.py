@@ -1,10 +1,9 @@
-"""One stage on one device: its part of the model, its KV cache, its slots; runs steps in order.
+"""Runs steps on one rank of a stage: its weights, its KV cache, its slots.
 
-Owned by the executor's thread, which alone calls it. Knows no streams, epochs' names or clocks:
-steps and hidden states come in, hidden states or sampled tokens go out.
-
-Of a stage that several ranks share, this is one of them: it takes and gives its interval of the
-hidden dimension, and what the ranks do together goes through the epoch's `RankGroup`.
+All calls are on the device's thread. Inputs are steps and hidden states, outputs hidden states or
+sampled tokens; streams, epoch names and clocks are elsewhere. If the stage has several ranks, this
+rank receives and sends its interval of the hidden dimension; collectives use the epoch's
+`RankGroup`.
 
 Shapes: T tokens of the step, H hidden size, W this rank's interval of it, B rows to sample from.
 """
@@ -37,7 +36,7 @@ from stage_worker.sampling.prompt_logprobs import PromptTarget
 
 
 class StageRunner:
-    """Loaded weights and, from `open_epoch` on, an empty cache that steps fill."""
+    """Loaded weights and, after `open_epoch`, a KV cache that steps fill."""
 
     def __init__(
         self,
@@ -62,10 +61,10 @@ class StageRunner:
         self._slots = SlotTable(SlotLimits(0, 0, spec.block_size, spec.max_model_len))
         self._tokenizer = tokenizer
         self._head: OutputHead | None = None
-        self._planner: StepMetadataBuilder | None = None
+        self._metadata_builder: StepMetadataBuilder | None = None
         self._cache: KVCache | None = None
         self._graphs: DecodeGraphs | None = None
-        # Which experts a token goes to decides on shapes, and a graph's are fixed.
+        # Routing to experts makes shapes depend on data, and a graph's shapes are fixed.
         is_dense = not any(layer.is_sparse for layer in layers)
         self._can_capture = is_dense and spec.tp_size == 1
         self._group: RankGroup = SINGLE_RANK
@@ -74,10 +73,10 @@ class StageRunner:
     def load(
         cls, checkpoint: Checkpoint, spec: StageSpec, progress: BytesProgress
     ) -> "StageRunner":
-        """Reads this rank's share of its stage's tensors; `progress` gets bytes done and in total.
+        """Reads this rank's share of the stage's tensors; `progress` gets done and total bytes.
 
-        Raises what `load_model_config` raises, `TooManyRanksError`, and `CheckpointError` for a
-        tensor that is missing or misshapen, before any is read.
+        Before any tensor is read, raises what `load_model_config` raises, `TooManyRanksError`, and
+        `CheckpointError` for a tensor that is missing or has the wrong shape.
         """
         torch.set_num_threads(spec.num_threads)
         config = load_model_config(checkpoint.folder)
@@ -96,16 +95,16 @@ class StageRunner:
 
     @property
     def num_slots_used(self) -> int:
-        """Open slots."""
+        """Number of open slots."""
         return self._slots.num_slots_used
 
     @property
     def num_blocks_used(self) -> int:
-        """KV blocks that open slots hold."""
+        """Number of KV blocks that open slots hold."""
         return self._slots.num_blocks_used
 
     def kv_block_capacity(self) -> int:
-        """How many KV blocks fit. Raises `NotEnoughMemoryError` where not even one does."""
+        """The number of KV blocks that fit; raises `NotEnoughMemoryError` if none does."""
         available_bytes = self.spec.kv_memory_bytes or default_kv_bytes(
             self.device, self.spec.num_sharers
         )
@@ -117,16 +116,16 @@ class StageRunner:
         return available_bytes // block_bytes
 
     def block_table_bytes(self, max_sequences: int) -> int:
-        """Memory that `open_epoch` takes for the block tables of so many sequences."""
+        """Bytes that `open_epoch` allocates for the block tables of `max_sequences`."""
         max_blocks = self._block_shape.num_blocks(self.spec.max_model_len)
         return max_sequences * max_blocks * torch.int64.itemsize
 
     def open_epoch(
         self, num_blocks: int, max_sequences: int, group: RankGroup = SINGLE_RANK
     ) -> None:
-        """Starts over with empty slots, tables and cache. Comes before the first `run`.
+        """Resets slots, block tables and cache; required before the first `run`.
 
-        `group` is this rank's end of the stage's ranks for this epoch; whoever opened it closes it.
+        `group` is this rank's end of the epoch's rank group; the caller closes it.
         """
         self._group = group
         spec, shape = self.spec, self._block_shape
@@ -134,7 +133,7 @@ class StageRunner:
         self._slots = SlotTable(limits)
         if spec.is_last:
             self._head = OutputHead(self._decoder, self._slots, self._tokenizer, group)
-        # The old memory goes before the new is taken.
+        # Frees the old cache before the new one is allocated.
         self._graphs = self._cache = None
         kernel = choose_kernel(
             shape,
@@ -142,10 +141,10 @@ class StageRunner:
             self.device,
             has_soft_cap=self.config.attention_soft_cap is not None,
         )
-        self._planner = StepMetadataBuilder(
+        self._metadata_builder = StepMetadataBuilder(
             self._slots, shape, self._windows, self.device, kernel, group.min_split_tokens
         )
-        # One block more than the coordinator knows of, for rows that pad a graph.
+        # One block more than the coordinator allocates, for rows that pad a graph.
         uses_graphs = kernel is AttentionKernel.PAGED and self._can_capture
         self._cache = KVCache(
             shape,
@@ -159,35 +158,35 @@ class StageRunner:
 
     @torch.inference_mode()
     def run(self, step: Step, hidden_TW: Tensor | None) -> StageOutput:
-        """Computes a step; `hidden_TW` comes from the stage before, or is None on the first.
+        """Computes a step; `hidden_TW` is the previous stage's output, None on the first stage.
 
-        Everything is checked before anything is computed: see `SlotTable.apply`; besides,
-        `TokenOutOfVocabularyError` on the first stage, `FrameError` for hidden states that do not
-        fit, and what `RankGroup.agree` raises. `NonFiniteLogitsError` comes out of the computation.
-        Any error ends the epoch.
+        Before anything is computed, raises what `SlotTable.apply` and `RankGroup.agree` raise,
+        `TokenOutOfVocabularyError` on the first stage, and `FrameError` for hidden states of the
+        wrong dtype or shape. The computation may raise `NonFiniteLogitsError`. Any error ends the
+        epoch.
         """
-        targets = self._admit(step, hidden_TW)
+        targets = self._accept(step, hidden_TW)
         if not step.chunks:
             return StageOutput(None)
-        assert self._planner is not None
+        assert self._metadata_builder is not None
         assert self._cache is not None
-        plan = self._planner.plan(step)
+        metadata = self._metadata_builder.build(step)
         group = self._group
         if hidden_TW is None:
             token_ids = [token for chunk in step.chunks for token in chunk.token_ids]
             hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self.device), group)
         else:
             hidden_TH = self._decoder.collect(hidden_TW, group)
-        if self._graphs is not None and self._graphs.covers(plan):
-            hidden_TH = self._graphs.run(hidden_TH, plan)
+        if self._graphs is not None and self._graphs.covers(metadata):
+            hidden_TH = self._graphs.run(hidden_TH, metadata)
         else:
-            hidden_TH = self._decoder.forward(hidden_TH, plan.slices, self._cache.layers, group)
+            hidden_TH = self._decoder.forward(hidden_TH, metadata.slices, self._cache.layers, group)
         head = self._head
         if head is None:
             interval = self._shares.hidden
             return StageOutput(hidden_TH[:, interval.start : interval.stop])
         scored = head.score(hidden_TH, targets)
-        return StageOutput(None, head.sample(hidden_TH, plan), scored)
+        return StageOutput(None, head.sample(hidden_TH, metadata), scored)
 
     def _make_graphs(self, cache: KVCache, num_blocks: int, max_sequences: int) -> DecodeGraphs:
         spec = self.spec
@@ -203,10 +202,10 @@ class StageRunner:
         )
         return DecodeGraphs(self._decoder, cache.layers, self._windows, shape)
 
-    def _admit(self, step: Step, hidden_TW: Tensor | None) -> tuple[PromptTarget, ...]:
-        """Takes the step's changes over; all ranks admit it, or none does.
+    def _accept(self, step: Step, hidden_TW: Tensor | None) -> tuple[PromptTarget, ...]:
+        """Checks and applies the step; all ranks accept it or all refuse it.
 
-        Returns what is to be scored.
+        Returns the prompt tokens to score.
         """
         targets: tuple[PromptTarget, ...] = ()
         refusal: StagemeshError | None = None

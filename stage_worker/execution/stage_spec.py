@@ -1,4 +1,4 @@
-"""What a stage is told to be and what a step of it leaves; computes nothing.
+"""The specification of one rank's stage, and the output of a step.
 
 Shapes: T tokens of the step, H this rank's interval of the hidden dimension.
 """
@@ -12,9 +12,9 @@ from runtime.protocol.step import SampledToken, ScoredToken
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """Which part of a model to run, and how; `kv_memory_bytes` 0 chooses (`kv_memory.py`).
+    """The part of the model to run, and how; `kv_memory_bytes` 0 means `default_kv_bytes`.
 
-    `dtype` is "float32", "bfloat16" or "float16", of weights, KV cache and hidden states alike.
+    `dtype`, of weights, KV cache and hidden states, is "float32", "bfloat16" or "float16".
     """
 
     first_layer: int
@@ -34,9 +34,9 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What a step leaves: hidden states for the next stage, or tokens from the last one's rank 0.
+    """A step's output: hidden states, or tokens from the last stage's rank 0.
 
-    `hidden_TH` is this rank's interval of them.
+    `hidden_TH` is this rank's interval of the hidden states for the next stage.
     """
 
     hidden_TH: Tensor | None

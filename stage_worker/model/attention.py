@@ -78,7 +78,7 @@ class Attention:
         self,
         x_TH: Tensor,
         rotation: Rotation | None,
-        plan: AttentionMetadata,
+        metadata: AttentionMetadata,
         cache: LayerCache,
         group: RankGroup,
     ) -> Tensor:
@@ -89,8 +89,8 @@ class Attention:
         if rotation is not None:
             rotate_(qkv_TRD[self._rotated], rotation)
         queries_TND = qkv_TRD[:, : self._num_heads]
-        cache.write(plan.cache_rows_T, qkv_TRD[:, self._num_heads :])
-        return self._output(attend(queries_TND, cache, plan, self._scoring).flatten(1))
+        cache.write(metadata.cache_rows_T, qkv_TRD[:, self._num_heads :])
+        return self._output(attend(queries_TND, cache, metadata, self._scoring).flatten(1))
 
 
 def _qkv_rows(name: str, config: ModelConfig, shares: RankShares) -> list[Rows]:

@@ -129,8 +129,8 @@ class Decoder:
         """Yields while a sum over the ranks is under way; returns what comes out, [T, H]."""
         rotations = [rope.rotation(part.positions_T) if rope else None for rope in self._ropes]
         for layer, (rope, window), cache in zip(self._layers, self._kinds, caches, strict=True):
-            plan = part.attention[window]
-            hidden_TH = yield from layer.compute(hidden_TH, rotations[rope], plan, cache, group)
+            metadata = part.attention[window]
+            hidden_TH = yield from layer.compute(hidden_TH, rotations[rope], metadata, cache, group)
         return hidden_TH
 
     def logits(self, hidden_BH: Tensor, group: RankGroup) -> Tensor | None:

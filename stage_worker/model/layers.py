@@ -80,7 +80,7 @@ class DecoderLayer:
         self,
         hidden_TH: Tensor,
         rotation: Rotation | None,
-        plan: AttentionMetadata,
+        metadata: AttentionMetadata,
         cache: LayerCache,
         group: RankGroup,
     ) -> Generator[None, None, Tensor]:
@@ -90,7 +90,7 @@ class DecoderLayer:
         """
         norms = self._norms
         attended_TH = self._attention(
-            _normed(norms.before_attention, hidden_TH), rotation, plan, cache, group
+            _normed(norms.before_attention, hidden_TH), rotation, metadata, cache, group
         )
         attention_sum = group.begin_all_reduce_(attended_TH)
         yield

@@ -67,16 +67,16 @@ class Scoring:
 
 
 def attend(
-    queries_TND: Tensor, cache: LayerCache, plan: AttentionMetadata, scoring: Scoring
+    queries_TND: Tensor, cache: LayerCache, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
     """What each token reads from its own context, [T, N, D]."""
-    if plan.varlen is not None:
-        return attend_varlen(queries_TND, cache, plan.varlen, scoring.scale)
+    if metadata.varlen is not None:
+        return attend_varlen(queries_TND, cache, metadata.varlen, scoring.scale)
     out_TND = torch.empty_like(queries_TND, memory_format=torch.contiguous_format)
-    for batch in plan.decodes:
+    for batch in metadata.decodes:
         queries_BND = queries_TND.index_select(0, batch.rows_B)
         out_TND.index_copy_(0, batch.rows_B, _decode(queries_BND, cache, batch, scoring))
-    for chunk in plan.prefills:
+    for chunk in metadata.prefills:
         out_TND[chunk.rows] = _prefill(queries_TND[chunk.rows], cache, chunk, scoring)
     return out_TND
 

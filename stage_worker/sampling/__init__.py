@@ -1,1 +1,1 @@
-"""Turns logits into tokens and log-probabilities."""
+"""Turns logits into sampled tokens and log-probabilities."""

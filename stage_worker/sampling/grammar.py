@@ -1,8 +1,9 @@
-"""Which tokens a grammar lets come next, worked out beside the device's thread.
+"""Computes which tokens a grammar allows next, in parallel with the device's thread.
 
-A matcher belongs to one slot of the sampling rank. It is made anew when the slot opens and follows
-the sequence's generated tokens, so a replay or another batch changes nothing. The matcher itself is
-llguidance's; see "Lazy lexing and Earley parsing" at https://github.com/guidance-ai/llguidance.
+Each slot with a grammar has a matcher on the sampling rank. It is created when the slot opens and
+follows the sequence's generated tokens, so the result does not depend on replays or batches. The
+matcher is llguidance's; see "Lazy lexing and Earley parsing" at
+https://github.com/guidance-ai/llguidance.
 
 Shapes: V vocabulary.
 """
@@ -24,7 +25,7 @@ from runtime.protocol.step import Step
 
 @dataclass(frozen=True)
 class GrammarTokenizer:
-    """The model's vocabulary as matchers see it; read from the model's folder at its first use."""
+    """The vocabulary for matchers, read from the model's folder at its first use."""
 
     folder: Path
     vocab_size: int
@@ -32,13 +33,13 @@ class GrammarTokenizer:
 
     @cached_property
     def tokens(self) -> LLTokenizer:
-        """Raises `ModelConfigError` where there is no tokenizer.json, or a broken one."""
+        """Raises `ModelConfigError` if tokenizer.json is missing or invalid."""
         try:
             written = (self.folder / "tokenizer.json").read_text()
             eos = list(self.eos_token_ids)
             tokens = LLTokenizer(written, eos_token=eos)
             if tokens.vocab_size < self.vocab_size:
-                # Rows of the embedding that no token has: nothing lets them come.
+                # Rows of the embedding without a token are never allowed.
                 tokens = LLTokenizer(written, n_vocab=self.vocab_size, eos_token=eos)
         except (OSError, ValueError) as error:
             raise ModelConfigError(
@@ -48,10 +49,10 @@ class GrammarTokenizer:
 
 
 class GrammarMatcher:
-    """One slot's grammar and how far its sequence has come; used by the device's thread alone."""
+    """One slot's grammar and its position in it; used on the device's thread only."""
 
     def __init__(self, grammar: str, tokenizer: GrammarTokenizer, pool: ThreadPoolExecutor) -> None:
-        """`pool` has one thread: what it is given runs in order, while the device computes."""
+        """`pool` has one thread, which runs submitted calls in order."""
         self._vocab_size = tokenizer.vocab_size
         self._eos_token_ids = tokenizer.eos_token_ids
         self._pool = pool
@@ -60,22 +61,22 @@ class GrammarMatcher:
         self._forbidden: Future[Tensor] = pool.submit(self._find_forbidden)
 
     def forbidden(self, generated_ids: Sequence[int]) -> Tensor:
-        """Tokens that may not come after all those generated so far, bool [V].
+        """The tokens that may not follow `generated_ids`, bool [V].
 
-        Raises `GrammarError` where they do not follow the grammar or it is too complex, and what
-        the tokenizer's reading raises.
+        Raises `GrammarError` if `generated_ids` violate the grammar or it is too complex, and what
+        `GrammarTokenizer.tokens` raises.
         """
         self.follow(generated_ids[self._num_followed :])
         return self._forbidden.result()
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Takes the next generated tokens, early, so that `forbidden` need not wait."""
+        """Advances by generated tokens in the background, so that `forbidden` need not wait."""
         if token_ids:
             self._num_followed += len(token_ids)
             self._forbidden = self._pool.submit(self._find_forbidden, list(token_ids))
 
     def _find_forbidden(self, token_ids: Sequence[int] = ()) -> Tensor:
-        """In the pool: goes on by `token_ids`."""
+        """In the pool: advances by `token_ids` and computes the next mask."""
         matcher = self._matcher.result()
         if token_ids:
             matcher.consume_tokens(list(token_ids))
@@ -84,7 +85,7 @@ class GrammarMatcher:
             raise GrammarError(problem=_first_line(matcher.get_error()))
         is_allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
         if not matcher.is_accepting():
-            # Some models end with a token that is text, too.
+            # In some models the end token is also text.
             is_allowed[list(self._eos_token_ids)] = 0
         if not is_allowed.any():
             raise GrammarError(problem="no token of the model's can come next")
@@ -92,7 +93,7 @@ class GrammarMatcher:
 
 
 class GrammarMatchers:
-    """The matchers of one stage's slots, in one epoch; its thread ends with it."""
+    """The matchers of one epoch's slots, and their thread."""
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -100,11 +101,11 @@ class GrammarMatchers:
         self._pool = ThreadPoolExecutor(1, "grammar")
 
     def get(self, slot: int) -> GrammarMatcher | None:
-        """The slot's matcher; None for one that may say anything."""
+        """The slot's matcher; None for a slot without a grammar."""
         return self._matchers.get(slot)
 
     def apply(self, step: Step) -> None:
-        """Takes a step's releases and openings over; a matcher is made while prompts are read."""
+        """Applies a step's releases and openings; matchers are created in the background."""
         for slot in step.released_slots:
             self._matchers.pop(slot, None)
         for opening in step.opened_slots:
@@ -117,5 +118,5 @@ def _make_matcher(grammar: str, tokenizer: GrammarTokenizer) -> LLMatcher:
 
 
 def _first_line(message: str) -> str:
-    """The library goes on with its whole state."""
+    """The message without the dump of the library's state."""
     return message.partition("\n")[0][:300]

@@ -1,7 +1,7 @@
-"""Bends one row of logits as its request asks: penalties, biases, and tokens that may not come yet.
+"""Applies a request's penalties, biases and suppressed tokens to one row of logits.
 
-Pure functions of the row, the sequence's tokens and the position, so that a token that is drawn
-again, in another batch, split or epoch, is drawn from the same logits.
+Pure functions of the row, the sequence's tokens and the position, so that a token that is sampled
+again in another batch, split or epoch is sampled from the same logits.
 
 Shapes: V vocabulary.
 """
@@ -15,7 +15,7 @@ from runtime.protocol.step import SlotSampling
 
 
 def changes_logits(sampling: SlotSampling, position: int) -> bool:
-    """Whether `process_logits` changes anything for the token at `position`."""
+    """Whether `process_logits` changes the logits of the token at `position`."""
     is_suppressed = position < sampling.suppressed_until
     return sampling.has_penalties or bool(sampling.logit_bias) or is_suppressed
 
@@ -23,10 +23,10 @@ def changes_logits(sampling: SlotSampling, position: int) -> bool:
 def process_logits(
     logits_V: Tensor, sampling: SlotSampling, position: int, token_ids: Sequence[int]
 ) -> Tensor:
-    """A changed copy; `token_ids` is the sequence so far, wherever `sampling.has_penalties`.
+    """A processed copy, [V]; `token_ids` is the sequence so far if `sampling.has_penalties`.
 
-    Repetition as in CTRL (Keskar et al., 2019), which also counts the prompt; presence and
-    frequency as in OpenAI's API, which count what was generated; then biases.
+    The repetition penalty is that of CTRL (Keskar et al., 2019) and includes the prompt. Presence
+    and frequency penalties are those of OpenAI's API and count generated tokens only.
     """
     logits_V = logits_V.clone()
     if sampling.has_penalties:
@@ -40,7 +40,7 @@ def process_logits(
 
 
 def _penalize(logits_V: Tensor, sampling: SlotSampling, token_ids_T: Tensor) -> None:
-    """Changes `logits_V`; T is the sequence's length."""
+    """Penalizes `logits_V` in place; T is the sequence's length."""
     if sampling.repetition_penalty != 1:
         seen = token_ids_T.unique()
         penalty = sampling.repetition_penalty

@@ -1,7 +1,7 @@
-"""The log-probabilities of a prompt's own tokens, from the rows of its chunks.
+"""Computes the log-probabilities of a prompt's tokens from the rows of its chunks.
 
-Every row of a chunk predicts the token after it. The last row's is in another chunk, so the step
-tells it: no rank has to keep a row from one step for the next.
+Every row of a chunk predicts the token after it. The step carries the token after the chunk's last
+row, so no rank keeps rows between steps.
 
 Shapes: B rows to score, V vocabulary, K most likely tokens.
 """
@@ -18,7 +18,7 @@ from runtime.protocol.step import ScoredToken, SequenceChunk, SlotSampling
 
 @dataclass(frozen=True, slots=True)
 class PromptTarget:
-    """The token of a prompt that one row of a step predicts."""
+    """The prompt token that one row of a step predicts."""
 
     row: int
     slot: int
@@ -30,9 +30,9 @@ class PromptTarget:
 def chunk_targets(
     chunk: SequenceChunk, first_row: int, sampling: SlotSampling
 ) -> Iterator[PromptTarget]:
-    """What the chunk's rows predict, as far as it is the prompt's and the prompt is scored.
+    """The prompt tokens that the chunk's rows predict, if the prompt is scored.
 
-    Raises `FrameError` where the step does not tell the token after the chunk.
+    Raises `FrameError` if the step lacks the token after the chunk.
     """
     if sampling.num_prompt_logprobs is None:
         return
@@ -44,13 +44,13 @@ def chunk_targets(
         token_id = chunk.token_ids[offset] if is_inside else chunk.next_token_id
         if token_id is None:
             what = f"token {position} of the scored prompt in slot {chunk.slot}"
-            raise FrameError(what=what, expected="told with the chunk before it", actual="none")
+            raise FrameError(what=what, expected="the token after the chunk", actual="none")
         row = first_row + offset - 1
         yield PromptTarget(row, chunk.slot, position, token_id, sampling.num_prompt_logprobs)
 
 
 def score(logits_BV: Tensor, targets: Sequence[PromptTarget]) -> list[ScoredToken]:
-    """One scored token per row; raises `NonFiniteLogitsError` for a row with NaN or an infinity."""
+    """One scored token per row; raises `NonFiniteLogitsError` for NaN or infinite logits."""
     logits_BV = logits_BV.float().cpu()
     normalizers_B = logits_BV.logsumexp(dim=-1)
     ids_B = torch.tensor([target.token_id for target in targets])

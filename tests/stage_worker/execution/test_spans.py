@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.protocol.step import SequenceChunk, Step
-from stage_worker.execution.spans import Span, cut_slices, step_spans
+from stage_worker.execution.spans import Span, split_step, step_spans
 
 CHUNKS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 50)), min_size=1, max_size=12)
 
@@ -25,7 +25,7 @@ def test_cut_slices_of_any_step_are_its_rows_each_with_the_context_up_to_it(
     chunks: list[tuple[int, int]],
 ) -> None:
     spans = step_spans(make_step(*chunks))
-    slices = cut_slices(spans, 2)
+    slices = split_step(spans, 2)
     rows = [
         (part.rows.start + span.row + offset, span.slot, position)
         for part in slices
@@ -50,14 +50,14 @@ def test_cut_slices_of_any_step_are_its_rows_each_with_the_context_up_to_it(
 
 
 def test_cut_slices_near_the_border_of_two_sequences_leaves_both_whole() -> None:
-    first, second = cut_slices(step_spans(make_step((9, 0), (7, 20))), 2)
+    first, second = split_step(step_spans(make_step((9, 0), (7, 20))), 2)
     assert (first.rows, second.rows) == (slice(0, 9), slice(9, 16))
     assert first.spans == (Span(0, 0, 9, 9),)
     assert second.spans == (Span(1, 0, 7, 27),)
 
 
 def test_cut_slices_of_one_chunk_cuts_it_in_the_middle() -> None:
-    first, second = cut_slices(step_spans(make_step((1, 5), (12, 30))), 2)
+    first, second = split_step(step_spans(make_step((1, 5), (12, 30))), 2)
     assert first.spans == (Span(0, 0, 1, 6), Span(1, 1, 5, 35))
     assert second.spans == (Span(1, 0, 7, 42),)
 
@@ -65,6 +65,6 @@ def test_cut_slices_of_one_chunk_cuts_it_in_the_middle() -> None:
 def test_cut_slices_below_the_least_tokens_is_one_slice() -> None:
     spans = step_spans(make_step((5, 0), (4, 0)))
     for min_split_tokens in (None, 10):
-        (whole,) = cut_slices(spans, min_split_tokens)
+        (whole,) = split_step(spans, min_split_tokens)
         assert (whole.rows, whole.spans) == (slice(0, 9), spans)
-    assert len(cut_slices(spans, 9)) == 2
+    assert len(split_step(spans, 9)) == 2

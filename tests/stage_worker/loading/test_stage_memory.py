@@ -27,7 +27,7 @@ import json, sys
 from pathlib import Path
 import torch
 from runtime.checkpoints.checkpoint import Checkpoint
-from stage_worker.execution.stage_runner import Stage
+from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageSpec
 
 def peak_bytes():
@@ -42,7 +42,7 @@ def load(first_layer, num_layers, is_first=False, is_last=False, rank=0, tp_size
     spec = StageSpec(
         first_layer, num_layers, is_first, is_last, "float32", 16, 1024, 0, 1, "cpu", rank, tp_size
     )
-    return Stage.load(Checkpoint.open(Path(sys.argv[1])), spec, lambda done, total: None)
+    return StageRunner.load(Checkpoint.open(Path(sys.argv[1])), spec, lambda done, total: None)
 
 load(0, 1)
 Path("/proc/self/clear_refs").write_text("5")
