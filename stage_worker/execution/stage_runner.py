@@ -176,7 +176,7 @@ class StageRunner:
             token_ids = [token for chunk in step.chunks for token in chunk.token_ids]
             hidden_TH = self._decoder.embed(torch.tensor(token_ids, device=self.device), group)
         else:
-            hidden_TH = self._decoder.collect(hidden_TW, group)
+            hidden_TH = self._decoder.gather_hidden(hidden_TW, group)
         if self._graphs is not None and self._graphs.covers(metadata):
             hidden_TH = self._graphs.run(hidden_TH, metadata)
         else:

@@ -1,5 +1,4 @@
-"""The native decoder of all model families, free of slots, steps and streams.
+"""The decoder of all model families, independent of slots, steps and streams.
 
-`decoder.py` is the place to start.
-What families differ in is data: `runtime/model_config/family.py`.
+Start with `decoder.py`. Differences between families are data: `runtime/model_config/family.py`.
 """

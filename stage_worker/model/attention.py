@@ -1,8 +1,7 @@
 """Self-attention of one layer: projections, norms of queries and keys, rotation, cache.
 
-Queries, keys and values are one product, whether the checkpoint has them so or not.
-
-A rank has some of the heads; what it gives is its summand of the output.
+Queries, keys and values are computed in one product, also if the checkpoint has three tensors. A
+rank has some of the heads; its result is its summand of the output.
 
 Shapes: T tokens, H hidden size, N query heads and K key/value heads of this rank, D head dimension,
 R = N + 2K.
@@ -56,7 +55,7 @@ class Attention:
         layer: LayerConfig,
         shares: RankShares,
     ) -> "Attention":
-        """Reads the projections under `name`, and the norms where there are any."""
+        """Reads the projections under `name`, and the norms if the family has any."""
         has_bias = config.attention_bias
         qkv = Linear.load(
             reader,
@@ -82,7 +81,7 @@ class Attention:
         cache: LayerCache,
         group: RankGroup,
     ) -> Tensor:
-        """Writes the tokens' keys and values, then attends; this rank's summand, [T, H]."""
+        """Writes the tokens' keys and values, then attends; returns this rank's summand, [T, H]."""
         qkv_TRD = self._qkv(x_TH).view(len(x_TH), -1, self._head_dim)
         if self._norms is not None:
             self._norms(qkv_TRD, group)
@@ -94,7 +93,7 @@ class Attention:
 
 
 def _qkv_rows(name: str, config: ModelConfig, shares: RankShares) -> list[Rows]:
-    """This rank's queries, keys and values, out of three tensors or of one that has all."""
+    """This rank's rows of queries, keys and values, from three tensors or a fused one."""
     num_queries = config.num_heads * config.head_dim
     num_keys = config.num_kv_heads * config.head_dim
     queries = scaled(shares.heads, config.head_dim)

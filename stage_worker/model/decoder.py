@@ -1,10 +1,9 @@
-"""A contiguous part of a decoder: which layers it has, and with them embedding or head.
+"""A contiguous range of a decoder's layers, with the embedding or the head at the model's ends.
 
-Free of slots, steps and streams: it is given positions, attention plans and a cache. Start here to
-read the model.
+Inputs are positions, attention metadata and a cache; slots, steps and streams are elsewhere.
 
-A rank holds its shares of every layer. Every collective stands where it happens, on the group that
-is passed in: here, in `layers.py`, `vocabulary.py` and `norm.py`.
+A rank holds its shares of every layer. Every collective is a visible call on the group that is
+passed in: here, in `layers.py`, `vocabulary.py` and `norm.py`.
 
 Shapes: T tokens of the step or of a slice of it, H hidden size, W this rank's interval of it,
 V vocabulary, B rows to sample from.
@@ -20,7 +19,7 @@ from runtime.model_config.model_config import ModelConfig
 from runtime.model_config.rope_config import RopeConfig
 from runtime.model_config.tensor_parallel import RankShares, share_widths
 from stage_worker.collectives.group import RankGroup
-from stage_worker.model.interleaving import SliceMetadata, take_turns
+from stage_worker.model.interleaving import SliceMetadata, run_alternately
 from stage_worker.model.kv_cache import LayerCache
 from stage_worker.model.layers import DecoderLayer
 from stage_worker.model.rope import RotaryEmbedding
@@ -30,7 +29,7 @@ from stage_worker.model.weights import WeightReader
 
 @dataclass(frozen=True, slots=True)
 class LayerRange:
-    """Layers of the whole model; the first range also embeds, the last also has the head."""
+    """A range of the model's layers; the first also has the embedding, the last the head."""
 
     first_layer: int
     num_layers: int
@@ -39,18 +38,18 @@ class LayerRange:
 
     @property
     def indices(self) -> range:
-        """The layers by their numbers in the whole model."""
+        """The layers' indices in the model."""
         return range(self.first_layer, self.first_layer + self.num_layers)
 
     def of(self, layers: Sequence[LayerConfig]) -> Sequence[LayerConfig]:
-        """Those of the whole model's layers that are in this range."""
+        """The entries of `layers`, one for each of the model's layers, that are in this range."""
         return layers[self.first_layer : self.first_layer + self.num_layers]
 
 
 class Decoder:
     """One stage's part of the model.
 
-    Layers differ in rope and in attention window: both are prepared once per step and kind.
+    Layers may differ in rope and attention window; each is prepared once per step and kind.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Decoder:
         shares: RankShares,
         max_model_len: int,
     ) -> "Decoder":
-        """Reads the largest tensors first: what packing needs on top is then freed for the rest."""
+        """Reads the largest tensors first, so that memory for packing them is free again later."""
         head = Head.load(reader, config, shares) if part.is_last else None
         embedding = Embedding.load(reader, config, shares) if part.is_first else None
         layers = [DecoderLayer.load(reader, index, config, shares) for index in part.indices]
@@ -100,12 +99,12 @@ class Decoder:
         return cls(embedding, layers, head, ropes, kinds, widths)
 
     def embed(self, token_ids_T: Tensor, group: RankGroup) -> Tensor:
-        """The tokens' embeddings, [T, H]; on the first part only."""
+        """The tokens' embeddings, [T, H]; on the first stage only."""
         assert self._embedding is not None
         return self._embedding(token_ids_T, group)
 
-    def collect(self, hidden_TW: Tensor, group: RankGroup) -> Tensor:
-        """Hidden states from the part before, of which each rank got its interval; [T, H]."""
+    def gather_hidden(self, hidden_TW: Tensor, group: RankGroup) -> Tensor:
+        """Gathers the previous stage's hidden states from the ranks' intervals, [T, H]."""
         return group.all_gather(hidden_TW, self._hidden_widths)
 
     def forward(
@@ -115,18 +114,18 @@ class Decoder:
         caches: Sequence[LayerCache],
         group: RankGroup,
     ) -> Tensor:
-        """The output of this part's last layer, [T, H]; `slices` make up its rows, in order.
+        """The output of the last layer, [T, H]; `slices` together are its rows, in order.
 
-        Slices take turns: while the sum of one is under way, the other computes.
+        Slices alternate: while the all-reduce of one is in progress, the other computes.
         """
-        return take_turns(
+        return run_alternately(
             [self._through_layers(hidden_TH[part.rows], part, caches, group) for part in slices]
         )
 
     def _through_layers(
         self, hidden_TH: Tensor, part: SliceMetadata, caches: Sequence[LayerCache], group: RankGroup
     ) -> Generator[None, None, Tensor]:
-        """Yields while a sum over the ranks is under way; returns what comes out, [T, H]."""
+        """Yields while an all-reduce is in progress; returns the output, [T, H]."""
         rotations = [rope.rotation(part.positions_T) if rope else None for rope in self._ropes]
         for layer, (rope, window), cache in zip(self._layers, self._kinds, caches, strict=True):
             metadata = part.attention[window]
@@ -134,6 +133,6 @@ class Decoder:
         return hidden_TH
 
     def logits(self, hidden_BH: Tensor, group: RankGroup) -> Tensor | None:
-        """Logits of the rows to sample from, [B, V], on rank 0; on the last part only."""
+        """Logits of the rows to sample from, [B, V], on rank 0; on the last stage only."""
         assert self._head is not None
         return self._head(hidden_BH, group)

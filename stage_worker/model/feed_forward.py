@@ -1,9 +1,8 @@
-"""The feed-forward half of a layer: one gated network, or several that tokens are sent to.
+"""The feed-forward half of a layer: one gated network, or a mixture of experts.
 
-Gate and up projections are one product, whether the checkpoint has them so or not.
-
-A rank has some of a network's features, or some of the experts whole; what it gives is its summand
-of the output.
+Gate and up projections are computed in one product, also if the checkpoint has two tensors. A rank
+has some of a network's features, or some of the experts whole; its result is its summand of the
+output.
 
 Shapes: T tokens, H hidden size, F this rank's feed-forward size, E experts, A active experts of a
 token, M tokens sent to one expert.
@@ -46,9 +45,9 @@ class FeedForward:
         size: int,
         features: range,
     ) -> "FeedForward":
-        """Reads `features` of the `size` that the projections under `name` have between them.
+        """Reads `features`, out of `size`, of the projections under `name`.
 
-        The part that has the first feature also has the bias of the output.
+        The rank with the first feature also has the output's bias.
         """
         names = config.family.feed_forward
         parts = [Rows(f"{name}.{part}", size, features) for part in names.gate_up]
@@ -72,7 +71,7 @@ class FeedForward:
 
 
 class SparseFeedForward:
-    """A mixture of experts: a router weighs the networks, the best few compute each token.
+    """A mixture of experts: a router selects and weights the experts of each token.
 
     Source: Jiang et al., "Mixtral of Experts" (2024).
     """
@@ -107,7 +106,7 @@ class SparseFeedForward:
         return cls(router, experts, spec.num_active, is_normalized=spec.is_normalized)
 
     def __call__(self, x_TH: Tensor) -> Tensor:
-        """The outputs of those active experts that this rank has, weighted and added up, [T, H]."""
+        """The weighted sum of this rank's active experts' outputs, [T, H]."""
         shares_TE = self._router(x_TH).softmax(dim=-1, dtype=torch.float32)
         shares_TA, experts_TA = shares_TE.topk(self._num_active, dim=-1)
         if self._is_normalized:
@@ -129,7 +128,7 @@ def load_feed_forward(
     *,
     is_sparse: bool,
 ) -> FeedForward | SparseFeedForward:
-    """The network of the layer `layer_name`."""
+    """Reads the feed-forward network of the layer `layer_name`."""
     name = f"{layer_name}.{config.family.feed_forward.block}"
     if is_sparse:
         return SparseFeedForward.load(reader, name, config, shares)

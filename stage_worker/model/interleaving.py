@@ -1,4 +1,4 @@
-"""A step's rows in slices that are computed in turns, so that one hides another's sums over ranks.
+"""Alternates the computation of a step's slices, so that one hides the other's all-reduces.
 
 Shapes: T tokens of one slice, H hidden size.
 """
@@ -14,9 +14,9 @@ from stage_worker.model.paged_attention import AttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class SliceMetadata:
-    """What the layers need to know of the step's `rows`, as if there were no others.
+    """The layers' inputs for some `rows` of a step.
 
-    `attention` has a plan for each of the layers' windows, None being all of the context.
+    `attention` has one entry for each of the layers' windows; None is the whole context.
     """
 
     rows: slice
@@ -24,10 +24,10 @@ class SliceMetadata:
     attention: Mapping[int | None, AttentionMetadata]
 
 
-def take_turns(running: Sequence[Generator[None, None, Tensor]]) -> Tensor:
-    """Runs each to its next `yield` in turn, and returns what they return, one below the other.
+def run_alternately(running: Sequence[Generator[None, None, Tensor]]) -> Tensor:
+    """Advances each generator to its next `yield` in turn; returns their results, concatenated.
 
-    All yield equally often: they compute the same layers.
+    All yield equally often, because they compute the same layers.
     """
     outputs_TH: list[Tensor] = []
     while not outputs_TH:

@@ -1,6 +1,6 @@
-"""The keys and values of one stage's layers, in blocks; owns their memory and layout.
+"""The memory and layout of one stage's KV cache, in blocks.
 
-Which block belongs to which sequence is the coordinator's choice and kept in `slot_table.py`.
+The coordinator allocates blocks to sequences; `slot_table.py` keeps the allocation.
 
 Shapes: L layers of the stage, P blocks, C tokens per block, K key/value heads, D head dimension,
 T tokens of the step, S tokens read back; 2 is keys, then values; R = 2K.
@@ -18,13 +18,13 @@ Blocks = slice | Tensor
 """Consecutive block ids, read without a copy, or any block ids [P'], gathered."""
 
 _CPU_BYTES: Final = 2**30
-"""The rest of the machine is not ours; memory that no token touched is not resident."""
+"""The default on a CPU, whose memory is shared; untouched cache memory is not resident."""
 
 _GPU_SHARE: Final = 0.9
-"""Of a GPU's memory for weights and cache together; the rest is for activations and CUDA itself."""
+"""Share of a GPU's memory for weights and cache; the rest is for activations and CUDA."""
 
 _GATHER_BYTES = 2 * 2**20
-"""About a core's level-2 cache: what is gathered there is attended to before it leaves."""
+"""About a core's level-2 cache, so that gathered blocks are read before they are evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class BlockShape:
 
     @property
     def num_gather_blocks(self) -> int:
-        """How many blocks are best gathered at a time."""
+        """The number of blocks to gather at a time."""
         return max(1, _GATHER_BYTES // self.num_bytes)
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens`."""
+        """The number of blocks that hold `num_tokens`."""
         return math.ceil(num_tokens / self.block_size)
 
 
@@ -70,7 +70,7 @@ class LayerCache:
         return self._blocks_PC2KD
 
     def rows(self, rows_S: Tensor) -> Tensor:
-        """Copies of the rows, as `write` names them, [S, 2, K, D]."""
+        """Copies of the rows, numbered as in `write`, [S, 2, K, D]."""
         return self._blocks_PC2KD.flatten(0, 1).index_select(0, rows_S)
 
     def read(self, blocks: Blocks) -> Tensor:
@@ -83,9 +83,9 @@ class LayerCache:
 
 
 class KVCache:
-    """All layers' blocks; `max_gather_blocks` is the most block ids that one `read` takes.
+    """All layers' blocks; `max_gather_blocks` limits the block ids of one `read`.
 
-    Zeroed, so that padding never holds NaN, which a mask does not remove.
+    The memory is zeroed, because padding must not hold NaN, which a mask would not remove.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class KVCache:
 
 
 def default_kv_bytes(device: torch.device, num_sharers: int) -> int:
-    """Bytes for the cache: 1 GiB on a CPU; on a GPU what loaded weights leave of this one's part.
+    """Default bytes of the cache: 1 GiB on a CPU; on a GPU, this worker's share less the weights.
 
-    `num_sharers` workers, this one among them, divide the device.
+    `num_sharers` is the number of workers that share the device, this one included.
     """
     if device.type == "cpu":
         return _CPU_BYTES
@@ -116,7 +116,7 @@ def default_kv_bytes(device: torch.device, num_sharers: int) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU, memory that no token has touched is not resident: torch.zeros would touch all."""
+    """Zeroed memory; on a CPU it becomes resident when touched, which torch.zeros would do."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)

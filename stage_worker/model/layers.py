@@ -1,6 +1,6 @@
-"""One decoder layer: attention and feed-forward network, normed where the family has it.
+"""One decoder layer: attention and feed-forward network, with the family's norms.
 
-Hidden states are whole on every rank; each half's summands are added up over the ranks.
+Hidden states are complete on every rank; each half ends with an all-reduce of the ranks' summands.
 
 Shapes: T tokens, H hidden size.
 """
@@ -25,7 +25,7 @@ from stage_worker.model.weights import WeightReader
 
 @dataclass(frozen=True, slots=True)
 class LayerNorms:
-    """The norms of what a half takes and of what it gives; None where the family has none."""
+    """The norms before and after each half of a layer; None if the family has none."""
 
     before_attention: Norm | None
     after_attention: Norm | None
@@ -34,7 +34,7 @@ class LayerNorms:
 
     @classmethod
     def load(cls, reader: WeightReader, layer_name: str, config: ModelConfig) -> "LayerNorms":
-        """Reads those that the family has."""
+        """Reads the norms that the family has."""
 
         def read(name: str | None) -> Norm | None:
             return None if name is None else load_norm(reader, f"{layer_name}.{name}", config)
@@ -49,7 +49,7 @@ class LayerNorms:
 
 
 class DecoderLayer:
-    """Attention, then feed-forward, each added to what it got, times `residual_scale`."""
+    """Attention, then feed-forward, each times `residual_scale` added to its input."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class DecoderLayer:
         cache: LayerCache,
         group: RankGroup,
     ) -> Generator[None, None, Tensor]:
-        """Returns the layer's output, [T, H]; its input is left as it was.
+        """Returns the layer's output, [T, H]; does not change its input.
 
-        It yields while a sum over the ranks is under way, when other rows may be computed.
+        Yields while an all-reduce is in progress, when other rows can be computed.
         """
         norms = self._norms
         attended_TH = self._attention(
@@ -108,5 +108,5 @@ def _normed(norm: Norm | None, x_TH: Tensor) -> Tensor:
 
 
 def _added(hidden_TH: Tensor, x_TH: Tensor, scale: float) -> Tensor:
-    """The plain sum is the cheaper call, and what nearly all families need."""
+    """A plain sum is cheaper, and nearly all families have scale 1."""
     return hidden_TH + x_TH if scale == 1 else torch.add(hidden_TH, x_TH, alpha=scale)

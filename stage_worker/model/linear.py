@@ -1,7 +1,7 @@
-"""Linear layers whose weight is laid out once for the device and kept in that layout only.
+"""Linear layers whose weight is converted once to the device's preferred layout.
 
-A layer is cut over ranks by its outputs, which are rows of the weight, or by its inputs, which are
-columns: then the ranks' outputs are to be added up, by whoever calls it.
+A layer is split over ranks by its outputs, which are rows of the weight, or by its inputs, which
+are columns; in the second case the caller sums the ranks' outputs.
 
 Shapes: T tokens, I input features, O output features.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from stage_worker.model.weights import WeightReader
 
 _ROWS_HINT = 32
-"""What oneDNN lays the weight out for; measured, the layout is as good for 1 and for 512 rows."""
+"""The batch size that oneDNN optimizes for; measured, 1 and 512 rows are as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Rows:
 class Linear:
     """`x_TI @ weight_OI.T + bias_O`.
 
-    On a CPU that oneDNN serves in the weight's dtype, the weight is packed once, because MKL packs
-    it anew at each call; the plain one is dropped. A row's result does not depend on the others.
+    On a CPU where oneDNN supports the weight's dtype, the weight is packed once, because MKL would
+    pack it at each call. A row's result does not depend on the other rows.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
@@ -55,9 +55,9 @@ class Linear:
         has_bias: bool,
         inputs: range | None = None,
     ) -> "Linear":
-        """Several layers with the same `num_inputs` inputs as one, their outputs in this order.
+        """Reads several layers with the same `num_inputs` inputs as one, outputs in this order.
 
-        `inputs` are those that this rank has, if not all; only one rank then has the bias.
+        `inputs` are this rank's inputs, by default all; if not all, only one rank has the bias.
         """
         inputs = range(num_inputs) if inputs is None else inputs
         num_outputs = sum(len(part.rows) for part in parts)

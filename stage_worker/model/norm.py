@@ -28,9 +28,9 @@ class RMSNorm:
 
 
 class CenteredRMSNorm:
-    """An `RMSNorm` whose weight is stored less one, as Gemma does; always in float32.
+    """An `RMSNorm` whose weight is stored minus one, as in Gemma; computed in float32.
 
-    1 + weight has too few digits in the dtypes that such weights are stored in.
+    In the dtypes of the stored weights, 1 + weight would lose precision.
     """
 
     def __init__(self, weight_H: Tensor, eps: float) -> None:
@@ -47,7 +47,7 @@ Norm = RMSNorm | CenteredRMSNorm
 def load_norm(
     reader: WeightReader, name: str, config: ModelConfig, size: int | None = None
 ) -> Norm:
-    """Reads `name`.weight, of the hidden size if no other is given."""
+    """Reads `name`.weight of `size`, by default the hidden size."""
     weight_H = reader.read(f"{name}.weight", size or config.hidden_size)
     if config.family.is_norm_centered:
         return CenteredRMSNorm(weight_H, config.rms_norm_eps)
@@ -55,22 +55,22 @@ def load_norm(
 
 
 class HeadNorms:
-    """Norms each head of queries and keys by itself, in place."""
+    """Norms each head of queries and keys separately, in place."""
 
     def __init__(self, queries: Norm, keys: Norm, shares: RankShares) -> None:
         self._norms = (queries, keys)
         self._sizes = (len(shares.heads), len(shares.kv_heads))
 
     def __call__(self, qkv_TRD: Tensor, group: RankGroup) -> None:
-        """Leaves the values as they are."""
+        """Norms queries and keys; does not change the values."""
         for heads, norm in zip(_split(qkv_TRD, self._sizes), self._norms, strict=True):
             heads.copy_(norm(heads))
 
 
 class AllHeadsNorms:
-    """Norms all query heads of a token as one row, and all key heads likewise, in place.
+    """Norms all query heads of a token as one row, and all key heads as another, in place.
 
-    The row's mean square is over the heads of all ranks, so their sums of squares are added up.
+    The mean square is over the heads of all ranks, so the sums of squares are all-reduced.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class AllHeadsNorms:
     ) -> None:
         self._weights = weights
         self._sizes = (len(shares.heads), len(shares.kv_heads))
-        # A single key/value head is on all ranks, and is counted by each.
+        # A single key/value head is on all ranks, and each counts it.
         num_kv_heads = shares.size if config.num_kv_heads == 1 else config.num_kv_heads
         num_heads = torch.tensor([config.num_heads, num_kv_heads])
         self._num_elements_2 = (num_heads * config.head_dim).to(weights[0].device)
         self._eps = config.rms_norm_eps
 
     def __call__(self, qkv_TRD: Tensor, group: RankGroup) -> None:
-        """Leaves the values as they are."""
+        """Norms queries and keys; does not change the values."""
         rows = [heads.flatten(1).float() for heads in _split(qkv_TRD, self._sizes)]
         squares_T2 = torch.stack([row.square().sum(dim=1) for row in rows], dim=1)
         squares_T2 = group.all_reduce_(squares_T2)
@@ -101,7 +101,7 @@ QueryKeyNorms = HeadNorms | AllHeadsNorms
 def load_query_key_norms(
     reader: WeightReader, name: str, config: ModelConfig, shares: RankShares
 ) -> QueryKeyNorms | None:
-    """Reads the two norms under `name`; None where the family has none."""
+    """Reads the two norms under `name`; None if the family has none."""
     names = (f"{name}.q_norm", f"{name}.k_norm")
     match config.family.query_key_norm:
         case None:

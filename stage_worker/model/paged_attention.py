@@ -1,7 +1,7 @@
-"""Attention of one step's tokens to what the KV cache holds of their sequences.
+"""Attention of one step's tokens to their sequences' keys and values in the KV cache.
 
-Owns how the work is cut into calls of scaled_dot_product_attention; `step_plan.py` makes the plan
-once per step, and every layer follows it. Keys and values are written before anything is read.
+Divides the work into calls of scaled_dot_product_attention, as described by metadata that
+`attention_metadata.py` builds once per step. Keys and values are written before any are read.
 
 Shapes: T tokens of the step, B sequences, t tokens of one chunk, S tokens of context, N query
 heads, K key/value heads, G = N / K query heads per key/value head, D head dimension.
@@ -18,15 +18,15 @@ from stage_worker.model.kv_cache import Blocks, LayerCache
 from stage_worker.model.varlen_attention import VarlenBatch, attend_varlen
 
 _MAX_SCORES = 2**22
-"""Of written-out attention, in elements; twice that is in memory at once."""
+"""Score elements per piece of explicit attention; twice as many are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """Sequences with one new token each, padded to the longest context among them.
+    """Sequences with one new token each, padded to the longest context.
 
-    `rows_B` are their rows in the step, `blocks` their tables one after the other, and
-    `mask_B11S` is added to the scores; without it a single sequence has `num_context` tokens.
+    `rows_B` are their rows in the step and `blocks` their concatenated block tables. `mask_B11S` is
+    added to the scores; without it there is one sequence, with `num_context` tokens.
     """
 
     rows_B: Tensor
@@ -37,7 +37,7 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Several new tokens of one sequence; without `mask_tS` they are its first, simply causal."""
+    """Several new tokens of one sequence; without `mask_tS` they are its first, causal."""
 
     rows: slice
     blocks: Blocks
@@ -47,9 +47,10 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """A step's attention in layers of one window: where new tokens go, and who reads what.
+    """The attention of a step in layers of one window.
 
-    With `varlen` that is all, in one call; without, decodes and prefills make up the step.
+    New keys and values go to `cache_rows_T`. Attention is one `varlen` call, or one call for each
+    of `decodes` and `prefills`.
     """
 
     cache_rows_T: Tensor
@@ -60,7 +61,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Products of queries and keys are scaled and, with a soft cap c, become c * tanh(x / c)."""
+    """Scores x are scaled and, with a soft cap c, mapped to c * tanh(x / c)."""
 
     scale: float
     soft_cap: float | None
@@ -69,7 +70,7 @@ class Scoring:
 def attend(
     queries_TND: Tensor, cache: LayerCache, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
-    """What each token reads from its own context, [T, N, D]."""
+    """The attention output of each token over its context, [T, N, D]."""
     if metadata.varlen is not None:
         return attend_varlen(queries_TND, cache, metadata.varlen, scoring.scale)
     out_TND = torch.empty_like(queries_TND, memory_format=torch.contiguous_format)
@@ -82,7 +83,7 @@ def attend(
 
 
 def _decode(queries_BND: Tensor, cache: LayerCache, batch: DecodeBatch, scoring: Scoring) -> Tensor:
-    """A key/value head's G query heads stand as rows of one product, so it is read once."""
+    """The G query heads of a key/value head are rows of one product, so it is read once."""
     num_sequences, _, head_dim = queries_BND.shape
     kv_S2KD = cache.read(batch.blocks)
     kv_BS2KD = kv_S2KD.view(num_sequences, -1, *kv_S2KD.shape[1:])
@@ -122,7 +123,7 @@ def _prefill(
 def _soft_capped_prefill(
     queries_tND: Tensor, kv_2KSD: Tensor, mask_tS: Tensor | None, scoring: Scoring
 ) -> Tensor:
-    """A few rows at a time, so that the scores, which are all in memory, stay few."""
+    """Computes a few rows at a time, to bound the memory of the scores."""
     num_rows, num_heads, _ = queries_tND.shape
     num_kv_heads, num_context = kv_2KSD.shape[1:3]
     if mask_tS is None:
@@ -142,9 +143,9 @@ def _soft_capped_prefill(
 def _soft_capped(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring
 ) -> Tensor:
-    """Attention written out: scaled_dot_product_attention knows no soft cap.
+    """Explicit attention, because scaled_dot_product_attention has no soft cap.
 
-    The last two dimensions are rows and D, the ones before them the same or broadcast.
+    The last two dimensions are rows and D; the leading ones are equal or broadcast.
     """
     assert scoring.soft_cap is not None
     scores = (queries @ keys.mT).mul_(scoring.scale / scoring.soft_cap)

@@ -1,8 +1,9 @@
-"""Rotary position embeddings: which angle each position has, and the rotation itself.
+"""Rotary position embeddings: the angles of positions, and the rotation.
 
-Shapes: T tokens, N heads, D dimensions that turn. Elements i and i + D/2 of them are one pair, as
-in checkpoints in Hugging Face layout. Source: Su et al., "RoFormer" (2021); the scalings as in
-Transformers' `modeling_rope_utils`.
+Source: Su et al., "RoFormer" (2021); scalings as in Transformers' `modeling_rope_utils`.
+
+Shapes: T tokens, N heads, D rotated dimensions. Elements i and i + D/2 are one pair, as in
+checkpoints in Hugging Face layout.
 """
 
 import math
@@ -21,16 +22,16 @@ from runtime.model_config.rope_config import (
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A step's angles; the first half of `sin_T1D` carries the minus sign of the rotation."""
+    """A step's angles; the first half of `sin_T1D` has the rotation's minus sign."""
 
     cos_T1D: Tensor
     sin_T1D: Tensor
 
 
 class RotaryEmbedding:
-    """Makes a step's `Rotation`; angles are float32 whatever the model's dtype is.
+    """Computes a step's `Rotation`; angles are float32 in every model dtype.
 
-    `max_model_len` is the longest sequence that is served; a LongRoPE follows it.
+    `max_model_len`, the longest sequence that is served, selects the factors of LongRoPE.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class RotaryEmbedding:
             self._factor = config.scaling.attention_factor
 
     def rotation(self, positions_T: Tensor) -> Rotation:
-        """Angles of these positions, computed once per step and used by every layer."""
+        """The angles of the positions, computed once per step and used by every layer."""
         angles = positions_T.float()[:, None, None] * self._inverse_frequencies
         cos, sin = angles.cos().mul_(self._factor), angles.sin().mul_(self._factor)
         return Rotation(
@@ -80,14 +81,14 @@ def _inverse_frequencies(config: RopeConfig, num_dims: int, max_model_len: int) 
 
 
 def _longrope_factors(scaling: LongRopeScaling, max_model_len: int) -> tuple[float, ...]:
-    """One choice for all sequences: keys in the cache cannot change it when a sequence grows."""
+    """The same factors for all sequences, because cached keys cannot change theirs."""
     if max_model_len > scaling.original_max_position_embeddings:
         return scaling.long_factors
     return scaling.short_factors
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Wavelengths beyond the low-frequency bound are stretched, those in between smoothly so."""
+    """Stretches wavelengths above the low-frequency bound, with a smooth transition."""
     wavelengths = 2 * math.pi / plain
     original = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor

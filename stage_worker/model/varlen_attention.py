@@ -1,8 +1,8 @@
 """Attention of a whole step in one call of torch's variable-length kernel, for CUDA devices.
 
-Owns which of the kernel's forms a device has; `step_plan.py` makes the batch, `paged_attention.py`
-comes here for it. The kernel reads pages of the KV cache by block tables where it can. Where it
-cannot (flash attention 2 wants pages of 256 tokens), what the sequences hold is gathered first.
+Selects the form of the kernel that a device supports. The kernel reads the KV cache through block
+tables if it can; otherwise (flash attention 2 requires pages of 256 tokens) the sequences' keys and
+values are gathered first. `attention_metadata.py` makes the batch.
 
 Shapes: A chunks of the step, T their tokens, S tokens of their contexts one after the other,
 N query heads, K key/value heads, D head dimension, P blocks of the longest sequence.
@@ -25,13 +25,13 @@ _log = get_logger()
 
 
 class AttentionKernel(enum.Enum):
-    """How a stage attends."""
+    """The implementation of a stage's attention."""
 
     SDPA = "sdpa"
     """Calls of scaled_dot_product_attention, on any device and in any dtype."""
 
     GATHERED = "gathered"
-    """One call of the variable-length kernel, over keys and values gathered for it."""
+    """One call of the variable-length kernel, over gathered keys and values."""
 
     PAGED = "paged"
     """One call of the variable-length kernel, which reads the cache through block tables."""
@@ -39,11 +39,11 @@ class AttentionKernel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class VarlenBatch:
-    """All chunks of a step for layers of one window; every tensor is int32 but `rows_S`.
+    """All chunks of a step for layers of one window; all tensors except `rows_S` are int32.
 
     Chunk a has the tokens `starts[a]:starts[a+1]` of the step, which are the last of its
-    `contexts_A[a]` tokens. `rows_S` are those contexts' rows in the cache, and `context_starts`
-    begins each; without them the kernel reads through `tables_AP`.
+    `contexts_A[a]` tokens. `rows_S` are the contexts' cache rows, and `context_starts` the begin of
+    each; without them the kernel reads through `tables_AP`.
     """
 
     starts: Tensor
@@ -59,9 +59,9 @@ class VarlenBatch:
 def attend_varlen(
     queries_TND: Tensor, cache: LayerCache, batch: VarlenBatch, scale: float
 ) -> Tensor:
-    """What each token reads from its own context, [T, N, D].
+    """The attention output of each token over its context, [T, N, D].
 
-    One split of the keys whatever the batch, so that a token does not depend on its neighbours.
+    The keys are never split, so that a token's result does not depend on the rest of the batch.
     """
     # The import takes longer than all others of a worker, and only CUDA devices need it.
     from torch.nn.attention import varlen
@@ -91,20 +91,22 @@ def attend_varlen(
 def choose_kernel(
     shape: BlockShape, num_heads: int, device: torch.device, *, has_soft_cap: bool
 ) -> AttentionKernel:
-    """The best form that computes right on this device, tried on a small example."""
+    """The fastest form that computes a small example correctly on this device."""
     # The kernel has no soft cap, and no float32.
     if device.type != "cuda" or has_soft_cap or shape.dtype == torch.float32:
         return AttentionKernel.SDPA
     for kernel in (AttentionKernel.PAGED, AttentionKernel.GATHERED):
-        problem = _try(kernel, shape, num_heads, device)
+        problem = _find_kernel_problem(kernel, shape, num_heads, device)
         if not problem:
             return kernel
         _log.info("attention_kernel_not_used", kernel=kernel.value, cause=problem)
     return AttentionKernel.SDPA
 
 
-def _try(kernel: AttentionKernel, shape: BlockShape, num_heads: int, device: torch.device) -> str:
-    """What is wrong with a kernel, empty if nothing: one causal chunk against the plain form."""
+def _find_kernel_problem(
+    kernel: AttentionKernel, shape: BlockShape, num_heads: int, device: torch.device
+) -> str:
+    """Compares one causal chunk with SDPA; returns the problem, empty if there is none."""
     num_blocks = shape.num_blocks(_PROBE_TOKENS)
     pages = torch.randn(
         num_blocks, shape.block_size, 2, shape.num_kv_heads, shape.head_dim, device=device
@@ -127,7 +129,7 @@ def _try(kernel: AttentionKernel, shape: BlockShape, num_heads: int, device: tor
     )
     try:
         actual_TND = attend_varlen(queries_TND, cache, batch, scale)
-    except RuntimeError as error:  # what torch raises for a kernel or a form that is not there
+    except RuntimeError as error:  # torch's error for a missing kernel or form
         return str(error).partition("\n")[0]
     keys, values = cache.rows(rows_S).unbind(-3)
     expected_NTD = F.scaled_dot_product_attention(

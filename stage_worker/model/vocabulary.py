@@ -1,4 +1,4 @@
-"""Both ends of the model, cut over the ranks by the vocabulary: embedding and output head.
+"""The embedding and the output head, split over the ranks by the vocabulary.
 
 Shapes: T tokens, H hidden size, B rows to sample from, V vocabulary, U this rank's share of it.
 """
@@ -19,12 +19,12 @@ _NORM = "model.norm"
 
 
 class Embedding:
-    """One row for each token of this rank's share; the others' rows are zero here."""
+    """The embedding rows of this rank's share of the vocabulary."""
 
     def __init__(self, weight_UH: Tensor, config: ModelConfig, shares: RankShares) -> None:
         self._weight_UH = weight_UH
         self._vocab = shares.vocab
-        # Rounded as the embedding is, which is how Gemma was trained.
+        # Rounded to the embedding's dtype, as in Gemma's training.
         self._scale = float(torch.tensor(config.embedding_scale, dtype=weight_UH.dtype))
 
     @classmethod
@@ -36,7 +36,7 @@ class Embedding:
         return cls(weight_UH, config, shares)
 
     def __call__(self, token_ids_T: Tensor, group: RankGroup) -> Tensor:
-        """The tokens' embeddings, [T, H], whole on every rank."""
+        """The tokens' embeddings, [T, H], complete on every rank."""
         if group.size == 1:
             hidden_TH = F.embedding(token_ids_T, self._weight_UH)
         else:
@@ -62,7 +62,7 @@ class Head:
 
     @classmethod
     def load(cls, reader: WeightReader, config: ModelConfig, shares: RankShares) -> "Head":
-        """Reads the norm and the head, which is the embedding where the two are tied."""
+        """Reads the norm and the head, which is the embedding if the two are tied."""
         name = _EMBEDDING if config.tie_word_embeddings else "lm_head"
         parts = [Rows(name, config.vocab_size, shares.vocab)]
         projection = Linear.load(reader, parts, config.hidden_size, has_bias=False)

@@ -1,9 +1,7 @@
-"""Reads one stage's tensors from a checkpoint into plain tensors of the stage's dtype.
+"""Reads tensors, or some of their rows or columns, from a checkpoint, converted to one dtype.
 
-Reads exactly the bytes it is asked for, also of a tensor of which a rank has some rows or columns,
-through one small buffer: nothing is mapped, so a rank's peak memory stays near its share and a file
-cut short is an error here, not a crash. Knows no architecture; the names come from
-`stage_worker/model`.
+Reads exactly the requested bytes, through one small buffer. Nothing is memory-mapped, so a rank's
+peak memory stays near its share, and a truncated file raises an error instead of a SIGBUS.
 """
 
 import math
@@ -32,9 +30,9 @@ _BUFFER_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """Bytes of a tensor's file: runs of `run_bytes`, the first at `begin`, one each `stride_bytes`.
+    """Bytes of a tensor's file: runs of `run_bytes`, the first at `begin`, `stride_bytes` apart.
 
-    Whole rows are one run; an interval of columns is one run per row.
+    Complete rows are one run; an interval of columns is one run per row.
     """
 
     info: TensorInfo
@@ -45,12 +43,11 @@ class _Region:
 
 
 class WeightReader:
-    """Hands out the tensors of one rank, converted to `dtype` on `device`.
+    """Reads the tensors of one rank, converted to `dtype` on `device`.
 
-    On the device "meta" it reads nothing and only measures: what it has counted in `read_bytes` is
-    the `total_bytes` of a reader that is asked for the same, and what `progress` is told. Raises
-    `CheckpointError` for a tensor that is missing, misshapen, cut short or of a dtype that is no
-    float.
+    On the device "meta" it reads nothing and only counts `read_bytes`, which is the `total_bytes`
+    of a reader of the same tensors. Raises `CheckpointError` for a tensor that is missing,
+    truncated, of the wrong shape or not of a float dtype.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class WeightReader:
         self.loaded_bytes = 0
 
     def empty(self, *shape: int) -> Tensor:
-        """Room for weights that `read_into` fills."""
+        """An uninitialized tensor for `read_into`."""
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def read(self, name: str, *shape: int) -> Tensor:
@@ -88,9 +85,9 @@ class WeightReader:
         shape: tuple[int, ...] | None = None,
         origin: tuple[int, int] = (0, 0),
     ) -> None:
-        """Fills the contiguous `out` from the tensor, which must have `shape`, or that of `out`.
+        """Fills the contiguous `out` from the tensor, which must have `shape`, by default `out`'s.
 
-        What is read begins at the row and the column `origin`, and is as large as `out`.
+        The values read begin at the row and the column `origin`.
         """
         region = self._find(name, out, tuple(out.shape) if shape is None else shape, origin)
         if out.is_meta:
@@ -160,7 +157,7 @@ def read_measured(
     device: torch.device,
     progress: BytesProgress,
 ) -> tuple[_T, int]:
-    """What `load` reads, and its bytes in memory; it runs twice, the first time to measure."""
+    """The result of `load` and its bytes in memory; `load` runs twice, first to measure."""
     total_bytes = _measure(checkpoint, load, dtype)
     reader = WeightReader(
         checkpoint, dtype=dtype, device=device, progress=progress, total_bytes=total_bytes
@@ -169,7 +166,7 @@ def read_measured(
 
 
 def _measure(checkpoint: Checkpoint, load: Callable[[WeightReader], _T], dtype: torch.dtype) -> int:
-    """Bytes that `load` reads. What it makes meanwhile is gone before anything is read."""
+    """Bytes that `load` reads. Its tensors are freed before anything is read."""
     meter = WeightReader(
         checkpoint, dtype=dtype, device=torch.device("meta"), progress=lambda done, total: None
     )

@@ -5,7 +5,7 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from stage_worker.model.interleaving import take_turns
+from stage_worker.model.interleaving import run_alternately
 
 
 def count(name: str, log: list[str], num_sums: int) -> Generator[None, None, Tensor]:
@@ -18,7 +18,7 @@ def count(name: str, log: list[str], num_sums: int) -> Generator[None, None, Ten
 
 def test_take_turns_of_two_lets_one_compute_while_the_sum_of_the_other_is_under_way() -> None:
     log: list[str] = []
-    whole_TH = take_turns([count("a", log, 2), count("b", log, 2)])
+    whole_TH = run_alternately([count("a", log, 2), count("b", log, 2)])
     assert log == [
         "a begins 0",
         "b begins 0",
@@ -34,5 +34,5 @@ def test_take_turns_of_two_lets_one_compute_while_the_sum_of_the_other_is_under_
 
 def test_take_turns_of_one_finishes_each_sum_at_once() -> None:
     log: list[str] = []
-    assert take_turns([count("a", log, 2)]).tolist() == [[97.0, 97.0]]
+    assert run_alternately([count("a", log, 2)]).tolist() == [[97.0, 97.0]]
     assert log == ["a begins 0", "a finishes 0", "a begins 1", "a finishes 1"]
