@@ -15,7 +15,7 @@ from protos import stage_pb2, stage_pb2_grpc
 from runtime.rpc import channels
 from tests.integration.processes import RunningCommand, new_address, running_command
 from tests.integration.tiny_chat import NUM_LAYERS, TinyChat
-from tests.stage_worker.live_worker import (
+from tests.stage_worker.live_workers import (
     LiveWorker,
     coordinator_frame,
     make_assignments,

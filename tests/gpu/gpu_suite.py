@@ -18,8 +18,15 @@ from stage_worker.model.kv_cache import BlockShape
 from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
 from stagemesh import Chat, ChatMessage, GenerationRequest
 from tests.integration.processes import serving
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, make_spec
-from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
+from tests.stage_worker.local_pipeline import (
+    EVERYTHING,
+    WHOLE,
+    LocalPipeline,
+    Request,
+    assert_all_match,
+    make_prompt,
+)
+from tests.stage_worker.local_stages import make_spec
 from tests.tiny_families import TINY_FAMILIES, make_tiny_family
 from tests.tiny_models import make_tiny_llama
 

@@ -26,13 +26,14 @@ from tests.integration.processes import (
     serving,
 )
 from tests.integration.tiny_chat import assert_greedy, assert_matches_reference
-from tests.stage_worker.live_ranks import make_ranks_opening, open_stage
-from tests.stage_worker.live_worker import (
+from tests.stage_worker.live_workers import (
     LiveWorker,
     coordinator_frame,
-    failure_of,
     make_assignments,
+    make_opening,
+    open_stage,
     prefill,
+    read_failure,
 )
 from tests.tiny_models import TinyModel, make_tiny_llama
 from tests.tiny_tokenizer import write_tiny_tokenizer
@@ -196,7 +197,7 @@ async def test_rank_with_a_wrong_frame_ends_the_epoch_in_every_process_within_a_
             LiveWorker(address, stage_pb2_grpc.StageStub(channel))
             for address, channel in zip(pair_of_workers, dialled, strict=True)
         ]
-        opening = make_ranks_opening(next(COUNTERS), stage=1, num_senders=2)
+        opening = make_opening(next(COUNTERS), stage=1, num_senders=2)
         await open_stage(workers, opening)
         for rank, worker in enumerate(workers):
             frame = coordinator_frame(opening.epoch, prefill())
@@ -214,7 +215,7 @@ async def test_rank_with_a_wrong_frame_ends_the_epoch_in_every_process_within_a_
                 change(frame)
             await worker.forward().write(frame)
         async with asyncio.timeout(10.0):
-            failures = [await failure_of(worker, opening.epoch) for worker in workers]
+            failures = [await read_failure(worker, opening.epoch) for worker in workers]
     for failure in failures:
         assert failure.code == code
         assert all(value in failure.message for value in values)

@@ -1,16 +1,15 @@
-"""Stages run one after the other in one process: what a replica computes, without the mesh.
+"""A pipeline of stages in one process, and the comparison of its tokens with Transformers.
 
-Stands in for scheduler and streams: gives out slots and blocks, cuts prompts into chunks and checks
-at the end that nothing is left behind.
+`LocalPipeline` replaces scheduler and streams: it allocates slots and blocks, splits prompts into
+chunks, and checks at the end that all are released.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from pathlib import Path
 
-from runtime.checkpoints.checkpoint import Checkpoint
+import torch
+
 from runtime.protocol.step import (
     SampledToken,
     ScoredToken,
@@ -20,13 +19,18 @@ from runtime.protocol.step import (
     Step,
 )
 from stage_worker.execution.stage_runner import StageRunner
-from stage_worker.execution.stage_spec import StageOutput, StageSpec
-from tests.stage_worker.ranked_stage import RankedStage
+from stage_worker.execution.stage_spec import StageOutput
+from tests.stage_worker.local_stages import RankedStage
+from tests.tiny_models import TinyModel
+
+TOLERANCE = 1e-4
+WHOLE = 10_000
+EVERYTHING = SlotSampling(num_logprobs=WHOLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt that starts at step `start` and gets `num_tokens` new tokens."""
+    """A prompt that starts at step `start` and generates `num_tokens` tokens."""
 
     prompt_ids: tuple[int, ...]
     num_tokens: int = 1
@@ -36,7 +40,7 @@ class Request:
 
 @dataclass(slots=True)
 class Running:
-    """A request in its slot: `token_ids` are its prompt and what was sampled."""
+    """A request in its slot; `token_ids` are its prompt and generated tokens."""
 
     request: Request
     slot: int
@@ -51,61 +55,8 @@ class Running:
         return len(self.sampled) == self.request.num_tokens
 
 
-def make_spec(
-    num_layers: int,
-    first_layer: int = 0,
-    of: int | None = None,
-    max_model_len: int = 4096,
-    rank: int = 0,
-    tp_size: int = 1,
-) -> StageSpec:
-    """A float32 stage of a model with `of` layers (as many as the stage, if not given)."""
-    return StageSpec(
-        first_layer=first_layer,
-        num_layers=num_layers,
-        is_first=first_layer == 0,
-        is_last=first_layer + num_layers == (of or num_layers),
-        dtype="float32",
-        block_size=8,
-        max_model_len=max_model_len,
-        kv_memory_bytes=0,
-        num_threads=1,
-        rank=rank,
-        tp_size=tp_size,
-    )
-
-
-def load_stages(
-    folder: Path, layer_counts: Sequence[int], max_model_len: int = 4096
-) -> list[StageRunner]:
-    """One stage per count."""
-    return [stage.ranks[0] for stage in load_ranked(folder, layer_counts, max_model_len)]
-
-
-def load_ranked(
-    folder: Path,
-    layer_counts: Sequence[int],
-    max_model_len: int = 4096,
-    tp_sizes: Sequence[int] | None = None,
-    overlap: str = "auto",
-) -> list[RankedStage]:
-    """One stage per count, of as many ranks as `tp_sizes` says, or of one."""
-    first_layers = accumulate(layer_counts, initial=0)
-    checkpoint = Checkpoint.open(folder)
-    stages = []
-    tp_sizes = tp_sizes or [1] * len(layer_counts)
-    for count, first, size in zip(layer_counts, first_layers, tp_sizes, strict=False):
-        specs = [
-            make_spec(count, first, sum(layer_counts), max_model_len, rank, size)
-            for rank in range(size)
-        ]
-        ranks = [StageRunner.load(checkpoint, spec, lambda done, total: None) for spec in specs]
-        stages.append(RankedStage(ranks, overlap))
-    return stages
-
-
 class LocalPipeline:
-    """A replica of these stages in an epoch of its own; blocks come in a shuffled order."""
+    """A replica of the stages in one epoch; blocks are allocated in a shuffled order."""
 
     def __init__(
         self,
@@ -126,11 +77,11 @@ class LocalPipeline:
     def generate(
         self, requests: Sequence[Request], chunk_sizes: Iterable[int]
     ) -> list[list[SampledToken]]:
-        """Every step takes the next chunk size and gives each running prompt a chunk of it."""
+        """Runs all requests; each step's chunks have the next size of `chunk_sizes`."""
         return [done.sampled for done in self.run(requests, chunk_sizes)]
 
     def run(self, requests: Sequence[Request], chunk_sizes: Iterable[int]) -> list[Running]:
-        """The same, with all that came out."""
+        """The same, and returns the requests with all their results, in order."""
         waiting = list(requests)
         running: list[Running] = []
         finished: dict[int, Running] = {}
@@ -151,13 +102,13 @@ class LocalPipeline:
         return [finished[id(request)] for request in requests]
 
     def release(self, sequence: Running) -> None:
-        """Takes the sequence out with the next step."""
+        """Releases the sequence's slot and blocks in the next step."""
         self._released.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self._free_blocks += sequence.block_ids
 
     def close(self) -> None:
-        """Releases what is left to release and checks that nothing is held any more."""
+        """Releases the remaining slots and checks that no stage holds any."""
         self._run(Step(self._num_steps, released_slots=tuple(self._released)))
         for stage in self._stages:
             assert stage.num_slots_used == 0
@@ -201,3 +152,38 @@ class LocalPipeline:
             output = stage.run(step, hidden_TH)
             hidden_TH = output.hidden_TH
         return output
+
+
+def make_prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(
+        (seed * 7919 + index * index * 31 + 13 * index + 3) % 320 for index in range(length)
+    )
+
+
+def assert_matches(model: TinyModel, request: Request, sampled: Sequence[SampledToken]) -> None:
+    """Checks that log-probabilities of the whole vocabulary are close, and greedy tokens equal.
+
+    A different token is accepted only if the reference's two most likely are within tolerance.
+    """
+    assert len(sampled) == request.num_tokens
+    generated = tuple(token.token_id for token in sampled)
+    expected_TV = model.logprobs((*request.prompt_ids, *generated[:-1]))
+    expected_TV = expected_TV[len(request.prompt_ids) - 1 :]
+    bound = TOLERANCE * expected_TV.abs().max()
+    for token, expected_V in zip(sampled, expected_TV, strict=True):
+        actual_V = torch.empty_like(expected_V)
+        actual_V[list(token.top_ids)] = torch.tensor(token.top_logprobs)
+        assert (actual_V - expected_V).abs().max() <= bound
+        assert abs(token.logprob - float(actual_V[token.token_id])) <= 1e-5
+        best, second = expected_V.topk(2).values
+        assert token.token_id == int(expected_V.argmax()) or best - second <= bound
+
+
+def assert_all_match(
+    model: TinyModel,
+    requests: Sequence[Request],
+    pipeline: LocalPipeline,
+    chunk_sizes: Iterator[int],
+) -> None:
+    for request, sampled in zip(requests, pipeline.generate(requests, chunk_sizes), strict=True):
+        assert_matches(model, request, sampled)

@@ -7,15 +7,15 @@ import torch
 
 from protos import stage_pb2
 from runtime.protocol.step import Step
-from tests.stage_worker.live_worker import (
+from tests.stage_worker.live_workers import (
     PROMPT,
     coordinator_frame,
-    end_of,
     live_workers,
     load_pipeline,
     next_result,
     open_pipeline,
     prefill,
+    stream_error,
 )
 from tests.tiny_models import TinyModel, make_tiny_llama
 
@@ -99,7 +99,7 @@ async def test_open_epoch_replaces_a_running_one(tiny_model: TinyModel) -> None:
         new = await open_pipeline(workers, counter=2)
 
         assert await old_results.read() is grpc.aio.EOF  # ended, not failed
-        assert (await end_of(old_stream))[1] == "epoch_ended"
+        assert (await stream_error(old_stream))[1] == "epoch_ended"
         assert (await workers[0].state()).num_kv_blocks_used == 0
         stream, results = workers[0].forward(), workers[0].results(new)
         await stream.write(coordinator_frame(new, prefill()))
@@ -114,7 +114,7 @@ async def test_stream_of_a_stale_epoch_costs_only_itself(tiny_model: TinyModel) 
         straggler = workers[0].forward()
         await straggler.write(coordinator_frame(old, Step(0)))
 
-        assert await end_of(straggler) == (grpc.StatusCode.FAILED_PRECONDITION, "stale_epoch")
+        assert await stream_error(straggler) == (grpc.StatusCode.FAILED_PRECONDITION, "stale_epoch")
         results, stream = workers[0].results(epoch), workers[0].forward()
         await stream.write(coordinator_frame(epoch, Step(0)))
         assert (await next_result(results)).step == 0
@@ -124,4 +124,4 @@ async def test_stream_of_a_stale_epoch_costs_only_itself(tiny_model: TinyModel) 
 
 async def test_forward_without_an_epoch_is_refused() -> None:
     async with live_workers(1) as (worker,):
-        assert await end_of(worker.forward()) == (grpc.StatusCode.UNAVAILABLE, "epoch_ended")
+        assert await stream_error(worker.forward()) == (grpc.StatusCode.UNAVAILABLE, "epoch_ended")

@@ -24,7 +24,7 @@ from stage_worker.collectives.group import RankGroup
 from stage_worker.collectives.group_factory import GroupSpec, open_group
 from stage_worker.collectives.torch_group import TorchGroup
 from stage_worker.execution.stage_runner import StageRunner
-from tests.stage_worker.local_pipeline import make_spec
+from tests.stage_worker.local_stages import make_spec
 
 TIMEOUT_SECONDS = 30.0
 

@@ -15,8 +15,13 @@ from stage_worker import worker as worker_module
 from stage_worker.collectives.group import SingleRankGroup
 from stage_worker.epoch import epoch_plan
 from stage_worker.server import EXIT_STUCK
-from tests.stage_worker.live_ranks import load_ranks, open_ranks
-from tests.stage_worker.live_worker import coordinator_frame, live_workers, prefill
+from tests.stage_worker.live_workers import (
+    coordinator_frame,
+    live_workers,
+    load_ranks,
+    open_epoch_on_ranks,
+    prefill,
+)
 from tests.tiny_models import make_tiny_llama
 
 WAIT_SECONDS = 20.0
@@ -57,7 +62,7 @@ async def _leave_in_a_collective(group: _DeafGroup, folder: Path) -> None:
     """Ends an epoch while the device waits in `group`; cancelled by what that leads to."""
     async with live_workers(2) as workers:
         await load_ranks([workers], folder, (4,))
-        epoch = await open_ranks([workers], collective_timeout_seconds=0.1)
+        epoch = await open_epoch_on_ranks([workers], collective_timeout_seconds=0.1)
         stream = workers[0].forward()
         await stream.write(coordinator_frame(epoch, prefill()))
         await asyncio.to_thread(group.is_waiting.wait, WAIT_SECONDS)

@@ -13,15 +13,15 @@ from runtime.protocol.step import Step
 from runtime.rpc import channels
 from stage_worker.execution.slot_table import SlotTable
 from stage_worker.execution.stage_runner import StageRunner
-from tests.stage_worker.live_worker import (
+from tests.stage_worker.live_workers import (
     coordinator_frame,
-    end_of,
-    failure_of,
     live_workers,
     load_pipeline,
     next_result,
     open_pipeline,
     prefill,
+    read_failure,
+    stream_error,
 )
 from tests.tiny_models import TinyModel, make_tiny_llama
 
@@ -42,8 +42,8 @@ async def test_step_gap_ends_the_epoch_and_the_worker_opens_another(
         await next_result(results)
         await stream.write(coordinator_frame(epoch, Step(2)))
 
-        assert await end_of(stream) == (grpc.StatusCode.FAILED_PRECONDITION, "step_gap")
-        failure = await failure_of(workers[0], epoch)
+        assert await stream_error(stream) == (grpc.StatusCode.FAILED_PRECONDITION, "step_gap")
+        failure = await read_failure(workers[0], epoch)
         assert (failure.code, failure.message) == ("step_gap", "expected step 1, got step 2")
         assert (await next_result(results)).failure.code == "sender_gone"
         assert (await workers[0].state()).state == stage_pb2.WORKER_STATE_LOADED
@@ -83,8 +83,8 @@ async def test_failure_in_a_later_stage_reaches_every_stream(tiny_model: TinyMod
             await stream.write(coordinator_frame(epoch, prefill(1)))
 
             assert (await next_result(results)).failure.code == "slot"
-        assert await end_of(stream) == (grpc.StatusCode.UNAVAILABLE, "epoch_ended")
-        failure = await failure_of(workers[0], epoch)
+        assert await stream_error(stream) == (grpc.StatusCode.UNAVAILABLE, "epoch_ended")
+        failure = await read_failure(workers[0], epoch)
         told = f"next stage {workers[1].address}: slot 0: refused here"
         assert (failure.code, failure.message) == ("slot", told)
 
@@ -96,7 +96,7 @@ async def test_next_stage_gone_ends_the_epoch_with_its_address(tiny_model: TinyM
 
         await workers[1].stub.Unload(stage_pb2.UnloadRequest())
 
-        failure = await failure_of(workers[0], epoch)
+        failure = await read_failure(workers[0], epoch)
         assert failure.code == "closed"
         assert f"next stage {workers[1].address}" in failure.message
         assert (await workers[1].state()).state == stage_pb2.WORKER_STATE_EMPTY
@@ -112,7 +112,7 @@ async def test_sender_that_leaves_ends_the_epoch(tiny_model: TinyModel) -> None:
 
         stream.cancel()
 
-        assert "sender 0" in (await failure_of(workers[0], epoch)).message
+        assert "sender 0" in (await read_failure(workers[0], epoch)).message
 
 
 async def test_results_reader_that_leaves_ends_the_epoch(tiny_model: TinyModel) -> None:
@@ -125,7 +125,7 @@ async def test_results_reader_that_leaves_ends_the_epoch(tiny_model: TinyModel) 
 
         results.cancel()
 
-        assert await end_of(stream) == (grpc.StatusCode.UNAVAILABLE, "epoch_ended")
+        assert await stream_error(stream) == (grpc.StatusCode.UNAVAILABLE, "epoch_ended")
 
 
 async def test_garbage_on_forward_ends_the_epoch_with_a_frame_error(
@@ -140,7 +140,7 @@ async def test_garbage_on_forward_ends_the_epoch_with_a_frame_error(
         await raw.write(coordinator_frame(epoch, Step(0)).SerializeToString())
         await raw.write(b"\x0b garbage")
 
-        assert (await failure_of(workers[0], epoch)).code == "frame"
+        assert (await read_failure(workers[0], epoch)).code == "frame"
 
 
 async def test_bug_while_computing_ends_the_epoch_as_internal(
@@ -152,7 +152,7 @@ async def test_bug_while_computing_ends_the_epoch_as_internal(
         monkeypatch.setattr(StageRunner, "run", _broken_run)
         await workers[0].forward().write(coordinator_frame(epoch, Step(0)))
 
-        assert (await failure_of(workers[0], epoch)).code == "internal"
+        assert (await read_failure(workers[0], epoch)).code == "internal"
 
 
 def _only_on_first_stage(apply: Callable[[SlotTable, Step], None]) -> Callable[..., None]:

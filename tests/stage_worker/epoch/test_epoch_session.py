@@ -21,7 +21,7 @@ from stage_worker.epoch.epoch_session import EpochSession
 from stage_worker.execution.stage_spec import StageOutput
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
 from stage_worker.transport.stage_sender import LinkPlan, StageSender
-from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE, make_header, receive_plan
+from tests.stage_worker.wire import EPOCH, HIDDEN_SIZE, make_header, receive_plan
 
 if TYPE_CHECKING:
     from stage_worker.execution.stage_runner import StageRunner

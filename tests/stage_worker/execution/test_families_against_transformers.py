@@ -14,13 +14,14 @@ from runtime.checkpoints.checkpoint import Checkpoint
 from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.loading.reference_logprobs import reference_logprobs
 from tests.stage_worker.local_pipeline import (
+    EVERYTHING,
+    WHOLE,
     LocalPipeline,
     Request,
-    load_ranked,
-    load_stages,
-    make_spec,
+    assert_all_match,
+    make_prompt,
 )
-from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
+from tests.stage_worker.local_stages import load_ranked, load_stages, make_spec
 from tests.tiny_families import TINY_FAMILIES, make_tiny_family
 from tests.tiny_models import TinyModel
 

@@ -13,13 +13,16 @@ from protos import stage_pb2
 from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.transport.frame_codec import WireFrame
 from stage_worker.transport.receiver import Receiver, Sender
-from tests.stage_worker.live_ranks import RanksPlan, Stages, load_ranks, open_ranks
-from tests.stage_worker.live_worker import (
+from tests.stage_worker.live_workers import (
     LiveWorker,
+    RanksPlan,
+    Stages,
     coordinator_frame,
     live_workers,
+    load_ranks,
     make_opening,
     next_result,
+    open_epoch_on_ranks,
 )
 from tests.tiny_models import TinyModel, make_tiny_llama
 
@@ -103,7 +106,7 @@ async def _run(
     stages: Stages, counter: int, overlap: stage_pb2.Overlap
 ) -> list[tuple[int, int, int]]:
     """All steps in an epoch of their own; step, slot and token of all that was sampled."""
-    epoch = await open_ranks(stages, counter, overlap=overlap)
+    epoch = await open_epoch_on_ranks(stages, counter, overlap=overlap)
     results = stages[-1][0].results(epoch)
     sending = asyncio.gather(*(_send(worker, epoch) for worker in stages[0]))
     told = [await next_result(results) for _ in STEPS]

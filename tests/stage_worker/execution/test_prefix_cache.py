@@ -7,8 +7,8 @@ import pytest
 
 from scheduler import FixedPolicy, Scheduler, SchedulerLimits, SequenceRequest
 from stage_worker.execution.stage_runner import StageRunner
-from tests.stage_worker.local_pipeline import Request, load_stages
-from tests.stage_worker.reference import EVERYTHING, assert_matches, make_prompt
+from tests.stage_worker.local_pipeline import EVERYTHING, Request, assert_matches, make_prompt
+from tests.stage_worker.local_stages import load_stages
 from tests.tiny_models import TinyModel, make_tiny_llama
 
 if TYPE_CHECKING:

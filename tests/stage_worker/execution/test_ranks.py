@@ -15,14 +15,17 @@ from protos import stage_pb2
 from runtime.protocol.step import Step
 from stage_worker.transport.frame_codec import WireFrame
 from stage_worker.transport.receiver import Receiver, Sender
-from tests.stage_worker.live_ranks import RanksPlan, Stages, load_ranks, open_ranks
-from tests.stage_worker.live_worker import (
+from tests.stage_worker.live_workers import (
     PROMPT,
+    RanksPlan,
+    Stages,
     coordinator_frame,
-    failure_of,
     live_workers,
+    load_ranks,
     next_result,
+    open_epoch_on_ranks,
     prefill,
+    read_failure,
 )
 from tests.tiny_models import TinyModel, make_tiny_llama
 
@@ -73,7 +76,7 @@ async def test_lane_carries_the_interval_that_its_two_ranks_share_and_no_more(
     async with live_workers(plan.num_workers) as workers:
         stages = plan.arrange(workers)
         await load_ranks(stages, tiny_model.folder, plan.layer_counts)
-        epoch = await open_ranks(stages)
+        epoch = await open_epoch_on_ranks(stages)
         result = await _run(stages, epoch, prefill())
     assert wire_bytes == {
         lane: len(PROMPT) * width * ROW_BYTES // 64 for lane, width in parts.items()
@@ -88,7 +91,7 @@ async def test_stages_of_two_one_and_three_ranks_compute_the_model(tiny_model: T
     async with live_workers(plan.num_workers) as workers:
         stages = plan.arrange(workers)
         await load_ranks(stages, tiny_model.folder, plan.layer_counts)
-        epoch = await open_ranks(stages)
+        epoch = await open_epoch_on_ranks(stages)
         result = await _run(stages, epoch, prefill())
     expected = tiny_model.logprobs(PROMPT)[-1]
     assert result.sampled[0].token_id == int(expected.argmax())
@@ -131,19 +134,19 @@ async def test_rank_with_another_header_ends_the_epoch_of_all_ranks_at_once(
     async with live_workers(2) as workers:
         stages: Stages = [workers]
         await load_ranks(stages, tiny_model.folder, (4,))
-        epoch = await open_ranks(stages)
+        epoch = await open_epoch_on_ranks(stages)
         for rank, worker in enumerate(workers):
             frame = coordinator_frame(epoch, prefill())
             if rank == wrong_rank:
                 change(frame)
             await worker.forward().write(frame)
         async with asyncio.timeout(AT_ONCE_SECONDS):
-            failures = [await failure_of(worker, epoch) for worker in workers]
+            failures = [await read_failure(worker, epoch) for worker in workers]
         assert [failure.code for failure in failures] == [code, code]
         for failure in failures:
             assert all(value in failure.message for value in values)
         # None of them is left in a collective: the next epoch serves.
-        epoch = await open_ranks(stages, counter=2)
+        epoch = await open_epoch_on_ranks(stages, counter=2)
         assert len((await _run(stages, epoch, prefill())).sampled) == 1
 
 
@@ -154,7 +157,7 @@ async def test_rank_that_gets_a_misshapen_activation_ends_the_epoch_of_all_ranks
     async with live_workers(plan.num_workers) as workers:
         stages = plan.arrange(workers)
         await load_ranks(stages, tiny_model.folder, plan.layer_counts)
-        epoch = await open_ranks(stages)
+        epoch = await open_epoch_on_ranks(stages)
         accept = Receiver.accept
 
         def misshapen(self: Receiver, sender: Sender, frame: WireFrame, now: float) -> None:
@@ -169,7 +172,7 @@ async def test_rank_that_gets_a_misshapen_activation_ends_the_epoch_of_all_ranks
         for worker in stages[0]:
             await worker.forward().write(coordinator_frame(epoch, prefill()))
         async with asyncio.timeout(AT_ONCE_SECONDS):
-            failures = [await failure_of(worker, epoch) for worker in workers]
+            failures = [await read_failure(worker, epoch) for worker in workers]
     told = [failure for failure in failures if failure.code == "frame"]
     assert told[-1].message.endswith("activation rows: expected 5, got 6")
     assert len(told) >= 3
@@ -180,9 +183,9 @@ async def test_rank_whose_peer_gets_no_step_waits_as_long_as_it_was_told(
 ) -> None:
     async with live_workers(2) as workers:
         await load_ranks([workers], tiny_model.folder, (4,))
-        epoch = await open_ranks([workers], collective_timeout_seconds=0.3)
+        epoch = await open_epoch_on_ranks([workers], collective_timeout_seconds=0.3)
         await workers[0].forward().write(coordinator_frame(epoch, prefill()))
-        failure = await failure_of(workers[0], epoch)
+        failure = await read_failure(workers[0], epoch)
     assert failure.code == "collective_timeout"
     assert "rank 0 waited 0.3 s for rank 1" in failure.message
 
@@ -192,7 +195,7 @@ async def test_rank_that_is_told_to_end_leaves_its_collective_at_once(
 ) -> None:
     async with live_workers(2) as workers:
         await load_ranks([workers], tiny_model.folder, (4,))
-        epoch = await open_ranks([workers])
+        epoch = await open_epoch_on_ranks([workers])
         stream = workers[0].forward()
         await stream.write(coordinator_frame(epoch, prefill()))
         await stream.read()  # its credit: the step is with the device, which waits for rank 1

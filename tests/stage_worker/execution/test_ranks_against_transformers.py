@@ -14,9 +14,15 @@ from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.loading.reference_logprobs import reference_logprobs
 from tests.stage_worker.collectives.rank_threads import open_groups, run_ranks
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_ranked, make_spec
-from tests.stage_worker.ranked_stage import RankedStage
-from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
+from tests.stage_worker.local_pipeline import (
+    EVERYTHING,
+    WHOLE,
+    LocalPipeline,
+    Request,
+    assert_all_match,
+    make_prompt,
+)
+from tests.stage_worker.local_stages import RankedStage, load_ranked, make_spec
 from tests.tiny_models import TinyModel, make_tiny_llama
 
 MakeModel = Callable[[str], TinyModel]

@@ -9,9 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.protocol.step import SlotSampling
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_ranked
-from tests.stage_worker.ranked_stage import RankedStage
-from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
+from tests.stage_worker.local_pipeline import (
+    EVERYTHING,
+    WHOLE,
+    LocalPipeline,
+    Request,
+    assert_all_match,
+    make_prompt,
+)
+from tests.stage_worker.local_stages import RankedStage, load_ranked
 from tests.tiny_models import TINY_LLAMAS, TinyModel, make_tiny_llama
 
 SPLITS = ((4,), (2, 2), (1, 3), (1, 2, 1), (2, 1, 1), (1, 1, 1, 1))

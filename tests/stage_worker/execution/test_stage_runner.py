@@ -17,7 +17,8 @@ from runtime.errors import (
 )
 from runtime.protocol.step import SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.execution.stage_runner import StageRunner
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages, make_spec
+from tests.stage_worker.local_pipeline import LocalPipeline, Request
+from tests.stage_worker.local_stages import load_stages, make_spec
 from tests.tiny_models import TinyModel, make_tiny_llama
 
 HIDDEN_SIZE = 64

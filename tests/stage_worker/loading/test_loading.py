@@ -14,7 +14,7 @@ from runtime.rpc import channels
 from stage_worker import worker as worker_module
 from stage_worker.device.progress import ProgressFn
 from stage_worker.loading.loading import LoadedStage
-from tests.stage_worker.live_worker import (
+from tests.stage_worker.live_workers import (
     PROMPT,
     WAIT_SECONDS,
     live_workers,
@@ -166,9 +166,9 @@ async def test_open_epoch_without_weights_stale_or_unreachable_next_is_refused(
         first, _ = make_assignments(tiny_model.folder, (3, 1))
         await workers[0].load(first)
         with pytest.raises(grpc.aio.AioRpcError, match="no open epoch"):
-            await workers[0].open_epoch(make_opening(1, next_address=others[0].address))
+            await workers[0].open_epoch(make_opening(1, next_addresses=[others[0].address]))
         with pytest.raises(grpc.aio.AioRpcError, match="later than coordinator/1"):
-            await workers[0].open_epoch(make_opening(1, next_address=others[0].address))
+            await workers[0].open_epoch(make_opening(1, next_addresses=[others[0].address]))
         with pytest.raises(grpc.aio.AioRpcError, match="next: needs 1"):
             await workers[0].open_epoch(make_opening(2))
 

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.rpc.tls import DialPolicy
 from stage_worker.transport import stage_sender
-from tests.stage_worker.live_worker import live_workers, make_assignments, make_opening
+from tests.stage_worker.live_workers import live_workers, make_assignments, make_opening
 from tests.tiny_models import make_tiny_llama
 
 ELSEWHERE = "192.0.2.1:50100"
@@ -30,4 +30,4 @@ async def test_open_epoch_with_a_next_stage_beyond_loopback_is_dialled_only_if_t
     async with live_workers(1, dial_policy) as (worker,):
         await worker.load(make_assignments(folder, (3, 1))[0])
         with pytest.raises(grpc.aio.AioRpcError, match=says):
-            await worker.open_epoch(make_opening(1, next_address=ELSEWHERE))
+            await worker.open_epoch(make_opening(1, next_addresses=[ELSEWHERE]))

@@ -14,7 +14,7 @@ from protos import mesh_pb2
 from runtime.backoff import Backoff
 from stage_worker.mesh import mesh_client
 from stage_worker.mesh.mesh_client import maintain_membership
-from tests.stage_worker.mesh.played_coordinator import (
+from tests.stage_worker.mesh.fake_coordinator import (
     HELLO,
     WAIT_SECONDS,
     Context,

@@ -9,7 +9,7 @@ from protos import mesh_pb2
 from runtime.errors import ProtocolVersionError, WorkerRefusedError, find_error
 from runtime.rpc import channels
 from stage_worker.mesh.mesh_client import LeaveRequest, maintain_membership
-from tests.stage_worker.mesh.played_coordinator import (
+from tests.stage_worker.mesh.fake_coordinator import (
     WAIT_SECONDS,
     Context,
     FakeMesh,

@@ -15,9 +15,16 @@ from stage_worker.execution import stage_runner as stage_module
 from stage_worker.execution.cuda_graphs import DecodeGraphs
 from stage_worker.model.kv_cache import BlockShape
 from stage_worker.model.varlen_attention import AttentionKernel, choose_kernel
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_ranked, load_stages
+from tests.stage_worker.local_pipeline import (
+    EVERYTHING,
+    WHOLE,
+    LocalPipeline,
+    Request,
+    assert_all_match,
+    make_prompt,
+)
+from tests.stage_worker.local_stages import load_ranked, load_stages
 from tests.stage_worker.model.varlen_reference import EagerGraph, varlen_attn
-from tests.stage_worker.reference import EVERYTHING, WHOLE, assert_all_match, make_prompt
 from tests.tiny_models import TinyModel, make_tiny_llama
 
 PROMPT_LENGTHS = (1, 33, 7, 60, 8)

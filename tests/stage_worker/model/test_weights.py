@@ -12,7 +12,7 @@ from runtime.errors import CheckpointError
 from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.model import weights
 from stage_worker.model.weights import WeightReader
-from tests.stage_worker.local_pipeline import make_spec
+from tests.stage_worker.local_stages import make_spec
 from tests.tiny_models import make_tiny_llama
 
 

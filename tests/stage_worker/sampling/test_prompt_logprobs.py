@@ -11,8 +11,8 @@ from runtime.errors import FrameError, TokenOutOfVocabularyError
 from runtime.protocol.step import ScoredToken, SequenceChunk, SlotOpening, SlotSampling, Step
 from stage_worker.execution import output_head
 from stage_worker.sampling.prompt_logprobs import chunk_targets
-from tests.stage_worker.local_pipeline import LocalPipeline, Request, load_stages
-from tests.stage_worker.reference import TOLERANCE, WHOLE, make_prompt
+from tests.stage_worker.local_pipeline import TOLERANCE, WHOLE, LocalPipeline, Request, make_prompt
+from tests.stage_worker.local_stages import load_stages
 from tests.tiny_models import TinyModel, make_tiny_llama
 
 LENGTHS = (1, 2, 33, 120)

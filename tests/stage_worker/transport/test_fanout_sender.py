@@ -13,7 +13,7 @@ from stage_worker.transport.fanout_sender import FanoutSender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
 from stage_worker.transport.hidden_partition import Interval, split_hidden
 from stage_worker.transport.stage_sender import LinkPlan
-from tests.stage_worker.frames import EPOCH, make_header
+from tests.stage_worker.wire import EPOCH, make_header
 
 PARTS: tuple[Interval, ...] = ((0, 3), (3, 8))
 WINDOW = 2

@@ -6,7 +6,7 @@ import torch
 from protos import stage_pb2
 from runtime.errors import FrameError
 from stage_worker.transport.frame_codec import WireFrame
-from tests.stage_worker.frames import (
+from tests.stage_worker.wire import (
     edited,
     feed,
     make_frame,

@@ -10,8 +10,7 @@ from protos import stage_pb2
 from runtime.errors import EpochEndedError, FrameError, StepGapError
 from stage_worker.transport.frame_codec import ForwardContext
 from stage_worker.transport.stage_sender import StageSender
-from tests.stage_worker.frames import HIDDEN_SIZE, make_header
-from tests.stage_worker.links import linked, next_frame
+from tests.stage_worker.wire import HIDDEN_SIZE, linked, make_header, next_frame
 
 # What waits behind the activation waits for ever: nobody reads it.
 WAIT_SECONDS = 20.0

@@ -7,8 +7,7 @@ import torch
 
 from runtime.rpc.channels import MAX_MESSAGE_BYTES
 from stage_worker.transport.frame_codec import CHUNK_BYTES, ForwardContext
-from tests.stage_worker.frames import make_header, make_receiver, receive_plan
-from tests.stage_worker.links import linked, next_frame
+from tests.stage_worker.wire import linked, make_header, make_receiver, next_frame, receive_plan
 
 NUM_TOKENS, WIDTH = 12, 1 << 20
 NUM_CHUNKS = NUM_TOKENS * WIDTH * 4 // CHUNK_BYTES

@@ -11,7 +11,7 @@ from runtime.errors import StagemeshError
 from stage_worker.device.host_device_copy import HostDeviceCopier
 from stage_worker.transport.frame_assembly import ReceivePlan, empty_hidden
 from stage_worker.transport.frame_codec import WireFrame, decode_frame, encode_frame
-from tests.stage_worker.frames import HIDDEN_SIZE, make_frame, make_receiver, receive_plan
+from tests.stage_worker.wire import HIDDEN_SIZE, make_frame, make_receiver, receive_plan
 
 PLAN = receive_plan()
 # What the plan lets a sender have outstanding.

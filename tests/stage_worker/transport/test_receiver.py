@@ -9,7 +9,7 @@ from protos import stage_pb2
 from runtime.errors import FrameError, StaleEpochError, StepGapError, WindowExceededError
 from stage_worker.transport import stage_sender
 from stage_worker.transport.frame_assembly import TORCH_DTYPES
-from tests.stage_worker.frames import (
+from tests.stage_worker.wire import (
     HIDDEN_SIZE,
     edited,
     feed,

@@ -15,8 +15,7 @@ from stage_worker.service import WorkerHealth
 from stage_worker.transport.fanout_sender import FanoutSender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
 from stagemesh.faults.fault_proxy import FaultProxy, Faults
-from tests.stage_worker.frames import make_header
-from tests.stage_worker.links import link_plan
+from tests.stage_worker.wire import link_plan, make_header
 
 # Nine, where the machine is not busy; the connection of the activation would take a minute.
 NOTICED_SECONDS = 20.0

@@ -9,7 +9,7 @@ import pytest
 from runtime.protocol.step import SequenceChunk, Step
 from stage_worker.device.device_thread import DeviceThread, TimedResult
 from stage_worker.epoch.epoch_session import _NUM_OUTBOX
-from tests.stage_worker.live_worker import (
+from tests.stage_worker.live_workers import (
     PROMPT,
     coordinator_frame,
     live_workers,

@@ -12,8 +12,7 @@ from runtime.rpc import channels
 from stage_worker.transport import stage_sender
 from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_forward_handler
 from stage_worker.transport.stage_sender import StageSender, step_frames
-from tests.stage_worker.frames import EPOCH, HIDDEN_SIZE, make_header
-from tests.stage_worker.links import link_plan, linked, next_frame
+from tests.stage_worker.wire import EPOCH, HIDDEN_SIZE, link_plan, linked, make_header, next_frame
 
 
 def test_step_frames_small_step_is_one_frame() -> None:

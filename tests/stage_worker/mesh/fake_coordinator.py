@@ -1,4 +1,4 @@
-"""Both ends of `Mesh.Join` as a test plays them: a coordinator, and what a worker is made with."""
+"""A fake coordinator for `Mesh.Join`, and the arguments of a worker that joins it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ HELLO = mesh_pb2.Hello(worker_id="w", address="127.0.0.1:9")
 
 
 class FakeMesh(mesh_pb2_grpc.MeshServicer):
-    """Does what the test says with each Join stream, after its hello."""
+    """Runs `behaviour` on each Join stream after its hello."""
 
     def __init__(self, behaviour: Callable[[Context], Awaitable[None]]) -> None:
         self.hellos: asyncio.Queue[mesh_pb2.Hello] = asyncio.Queue()
@@ -33,7 +33,7 @@ class FakeMesh(mesh_pb2_grpc.MeshServicer):
 
 @asynccontextmanager
 async def serving(mesh: FakeMesh, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    """The address where `mesh` answers."""
+    """Serves `mesh` and yields its address."""
     server = channels.make_server()
     mesh_pb2_grpc.add_MeshServicer_to_server(mesh, server)
     bound = await channels.bind(server, address)
@@ -45,20 +45,20 @@ async def serving(mesh: FakeMesh, address: str = "127.0.0.1:0") -> AsyncIterator
 
 
 async def welcome(context: Context, heartbeat_seconds: float = 0.05) -> None:
-    """Takes the worker in."""
+    """Accepts the worker."""
     message = mesh_pb2.Welcome(coordinator_id="c", heartbeat_seconds=heartbeat_seconds)
     await context.write(mesh_pb2.CoordinatorMessage(welcome=message))
 
 
 async def make_hello() -> mesh_pb2.Hello:
-    """What the worker says of itself."""
+    """The worker's hello."""
     return HELLO
 
 
 def stays_forever() -> LeaveRequest:
-    """Nobody asks it to leave."""
+    """A leave request that is never made."""
     return LeaveRequest(asyncio.Event(), grace_seconds=1.0)
 
 
 async def ignore_joined(is_joined: bool) -> None:
-    """Nobody wants to know whether the worker is joined."""
+    """A `set_joined` that does nothing."""

@@ -1,4 +1,4 @@
-"""Workers that answer on loopback, in this process: the real service without process or mesh."""
+"""Workers that serve on loopback in this process, without a mesh; the test is the coordinator."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -30,7 +30,7 @@ ResultsCall = grpc.aio.UnaryStreamCall[stage_pb2.ResultsRequest, stage_pb2.StepR
 
 @dataclass(frozen=True, slots=True)
 class LiveWorker:
-    """Where a worker listens, and a client's way to it."""
+    """The address of a worker and a client of it."""
 
     address: str
     stub: stage_pb2_grpc.StageStub
@@ -52,6 +52,10 @@ class LiveWorker:
         return self.stub.Forward(timeout=WAIT_SECONDS)
 
 
+# The workers of each stage, by rank.
+Stages = Sequence[Sequence[LiveWorker]]
+
+
 async def next_result(results: ResultsCall) -> stage_pb2.StepResult:
     """The next message of a Results stream that has not ended."""
     message = await results.read()
@@ -63,7 +67,7 @@ async def next_result(results: ResultsCall) -> stage_pb2.StepResult:
 async def live_workers(
     count: int, dial_policy: DialPolicy = ON_LOOPBACK
 ) -> AsyncIterator[list[LiveWorker]]:
-    """`count` workers; at the end nothing of them may be left running."""
+    """`count` workers, each of which is closed at the end."""
     async with asyncio.TaskGroup() as tasks, live_worker_in(tasks, dial_policy) as first:
         if count == 1:
             yield [first]
@@ -94,7 +98,7 @@ async def live_worker_in(
 def make_assignments(
     folder: Path, layer_counts: Sequence[int], fingerprint: str = ""
 ) -> list[stage_pb2.Assignment]:
-    """One assignment a stage, float32."""
+    """One float32 assignment per stage."""
     firsts = (0, *accumulate(layer_counts))
     return [
         stage_pb2.Assignment(
@@ -115,9 +119,14 @@ def make_assignments(
 
 
 def make_opening(
-    counter: int, *, stage: int = 0, next_address: str | None = None, window: int = 2
+    counter: int,
+    *,
+    stage: int = 0,
+    next_addresses: Sequence[str] = (),
+    num_senders: int = 1,
+    window: int = 2,
 ) -> stage_pb2.OpenEpochRequest:
-    """An epoch of the coordinator named `coordinator`."""
+    """An epoch of the coordinator named `coordinator`, for rank 0 of `stage`."""
     return stage_pb2.OpenEpochRequest(
         epoch=stage_pb2.EpochId(coordinator_id="coordinator", counter=counter),
         stage=stage,
@@ -125,22 +134,84 @@ def make_opening(
         max_sequences=4,
         max_step_tokens=32,
         window=window,
-        next=[] if next_address is None else [stage_pb2.Peer(address=next_address)],
-        num_senders=1,
+        next=[
+            stage_pb2.Peer(address=address, rank=rank)
+            for rank, address in enumerate(next_addresses)
+        ],
+        num_senders=num_senders,
+        backend=stage_pb2.COLLECTIVE_BACKEND_AUTO,
+        collective_timeout_seconds=WAIT_SECONDS,
     )
 
 
 async def open_pipeline(workers: Sequence[LiveWorker], counter: int) -> stage_pb2.EpochId:
-    """Opens one epoch on all stages, the last one first, as the coordinator does."""
-    next_address = None
-    for stage, worker in reversed(list(enumerate(workers))):
-        await worker.open_epoch(make_opening(counter, stage=stage, next_address=next_address))
-        next_address = worker.address
-    return stage_pb2.EpochId(coordinator_id="coordinator", counter=counter)
+    """Opens one epoch on stages of one rank each."""
+    return await open_epoch_on_ranks([[worker] for worker in workers], counter)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksPlan:
+    """The number of layers and of ranks of each stage."""
+
+    layer_counts: tuple[int, ...]
+    tp_sizes: tuple[int, ...]
+
+    @property
+    def num_workers(self) -> int:
+        return sum(self.tp_sizes)
+
+    def arrange(self, workers: Sequence[LiveWorker]) -> Stages:
+        """The workers by stage and rank."""
+        firsts = (0, *accumulate(self.tp_sizes))
+        return [
+            workers[first : first + size]
+            for first, size in zip(firsts, self.tp_sizes, strict=False)
+        ]
+
+
+async def load_ranks(stages: Stages, folder: Path, layer_counts: Sequence[int]) -> None:
+    """Loads every rank's share."""
+    for assignment, ranks in zip(make_assignments(folder, layer_counts), stages, strict=True):
+        for rank, worker in enumerate(ranks):
+            assignment.rank, assignment.tp_size = rank, len(ranks)
+            await worker.load(assignment)
+
+
+async def open_epoch_on_ranks(
+    stages: Stages,
+    counter: int = 1,
+    collective_timeout_seconds: float = WAIT_SECONDS,
+    overlap: stage_pb2.Overlap = stage_pb2.OVERLAP_AUTO,
+) -> stage_pb2.EpochId:
+    """Opens one epoch on all ranks, the last stage first, like the coordinator."""
+    for stage in reversed(range(len(stages))):
+        following = stages[stage + 1] if stage + 1 < len(stages) else ()
+        request = make_opening(
+            counter,
+            stage=stage,
+            num_senders=len(stages[stage - 1]) if stage else 1,
+            next_addresses=[each.address for each in following],
+        )
+        request.collective_timeout_seconds = collective_timeout_seconds
+        request.overlap = overlap
+        if overlap == stage_pb2.OVERLAP_OFF:
+            request.window = 1
+        await open_stage(stages[stage], request)
+    return request.epoch
+
+
+async def open_stage(ranks: Sequence[LiveWorker], request: stage_pb2.OpenEpochRequest) -> None:
+    """Opens an epoch on all ranks of one stage concurrently."""
+    async with asyncio.TaskGroup() as tasks:
+        for rank, worker in enumerate(ranks):
+            opening = stage_pb2.OpenEpochRequest()
+            opening.CopyFrom(request)
+            opening.rank = rank
+            tasks.create_task(worker.open_epoch(opening))
 
 
 def coordinator_frame(epoch: stage_pb2.EpochId, step: Step) -> stage_pb2.Frame:
-    """What the coordinator sends to stage 0: the header alone."""
+    """The frame that the coordinator sends to stage 0, which has only the header."""
     return stage_pb2.Frame(epoch=epoch, step=step.number, header=step_to_header(step), last=True)
 
 
@@ -160,21 +231,17 @@ def prefill(number: int = 0, slot: int = 0, block: int = 0) -> Step:
     )
 
 
-async def failure_of(worker: LiveWorker, epoch: stage_pb2.EpochId) -> stage_pb2.StageFailure:
-    """What Results says about an epoch that failed."""
+async def read_failure(worker: LiveWorker, epoch: stage_pb2.EpochId) -> stage_pb2.StageFailure:
+    """The failure that Results reports for an epoch."""
     messages = [message async for message in worker.results(epoch)]
     assert messages[-1].HasField("failure")
     return messages[-1].failure
 
 
-async def end_of(call: ForwardCall) -> tuple[grpc.StatusCode, str]:
-    """Status and code of an aborted stream."""
+async def stream_error(call: ForwardCall) -> tuple[grpc.StatusCode, str]:
+    """The gRPC status and the error code of an aborted stream."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await _read_all(call)
+        while await call.read() is not grpc.aio.EOF:
+            pass
     code, _ = channels.error_from_rpc(caught.value)
     return caught.value.code(), code
-
-
-async def _read_all(call: ForwardCall) -> None:
-    while await call.read() is not grpc.aio.EOF:
-        pass
