@@ -99,7 +99,7 @@ def test_kernels_and_graphs_agree_in_bfloat16(
         assert eager[:2] == pytest.approx(ours[:2], abs=0.05)
 
 
-def test_mesh_of_two_stages_on_one_gpu_answers_as_transformers_does() -> None:
+def test_mesh_of_two_stages_on_one_gpu_matches_transformers() -> None:
     question = Chat((ChatMessage("user", "Give me three tips for staying healthy."),))
     request = GenerationRequest(prompts=(question,), max_tokens=40)
     with serving("smollm2", "--pp", "2", "--device", "cuda") as mesh:

@@ -134,10 +134,7 @@ def make_opening(
         max_sequences=4,
         max_step_tokens=32,
         window=window,
-        next=[
-            stage_pb2.Peer(address=address, rank=rank)
-            for rank, address in enumerate(next_addresses)
-        ],
+        next=[stage_pb2.Peer(address=a, rank=rank) for rank, a in enumerate(next_addresses)],
         num_senders=num_senders,
         backend=stage_pb2.COLLECTIVE_BACKEND_AUTO,
         collective_timeout_seconds=WAIT_SECONDS,
@@ -241,7 +238,11 @@ async def read_failure(worker: LiveWorker, epoch: stage_pb2.EpochId) -> stage_pb
 async def stream_error(call: ForwardCall) -> tuple[grpc.StatusCode, str]:
     """The gRPC status and the error code of an aborted stream."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        await _read_all(call)
     code, _ = channels.error_from_rpc(caught.value)
     return caught.value.code(), code
+
+
+async def _read_all(call: ForwardCall) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass

@@ -1,4 +1,4 @@
-"""The worker's life, in this process: bind, join, serve, stop; and what makes it give up."""
+"""The worker's life cycle in this process: bind, join, serve, stop; and fatal errors."""
 
 import asyncio
 import urllib.request
@@ -75,7 +75,7 @@ REFUSAL = mesh_pb2.CoordinatorMessage(refusal=mesh_pb2.Refusal(reason="too old")
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "0.0.0.0:0"])
-async def test_serve_worker_joins_answers_at_its_address_and_stops(listen: str) -> None:
+async def test_serve_worker_joins_serves_its_address_and_stops(listen: str) -> None:
     mesh = _Mesh(WELCOME)
     coordinator, address = await _start(mesh)
     stop = asyncio.Event()
@@ -102,7 +102,7 @@ async def test_serve_worker_joins_answers_at_its_address_and_stops(listen: str) 
     await coordinator.stop(grace=None)
 
 
-async def test_serve_worker_sweeps_away_what_killed_ranks_left(
+async def test_serve_worker_removes_files_of_killed_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_file, "_folder", lambda: tmp_path)
@@ -119,7 +119,7 @@ async def test_serve_worker_sweeps_away_what_killed_ranks_left(
     await coordinator.stop(grace=None)
 
 
-async def test_health_of_a_worker_outside_of_any_mesh_is_alive_but_not_ready() -> None:
+async def test_health_of_a_worker_that_has_not_joined_is_alive_but_not_ready() -> None:
     health, server = WorkerHealth(), channels.make_server()
     await health.add_to(server)
     address = await channels.bind(server, "127.0.0.1:0")
@@ -168,7 +168,7 @@ def test_run_worker_failure_is_raised_as_itself(monkeypatch: pytest.MonkeyPatch)
         worker_server.run_worker(WorkerOptions(coordinator="127.0.0.1:1"))
 
 
-async def test_serve_worker_device_that_is_not_there_is_refused(
+async def test_serve_worker_missing_device_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,4 +1,4 @@
-"""Steps through workers over real streams: what comes out, and how an epoch ends."""
+"""Steps through workers over real streams: results, and replaced epochs."""
 
 import grpc
 import grpc.aio
@@ -25,7 +25,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make_tiny_llama(tmp_path_factory.mktemp("model"), "tied_gqa")
 
 
-async def test_steps_through_two_stages_give_the_reference_token(tiny_model: TinyModel) -> None:
+async def test_steps_through_two_stages_sample_the_reference_token(tiny_model: TinyModel) -> None:
     async with live_workers(2) as workers:
         await load_pipeline(workers, tiny_model.folder)
         epoch = await open_pipeline(workers, counter=1)
@@ -106,7 +106,7 @@ async def test_open_epoch_replaces_a_running_one(tiny_model: TinyModel) -> None:
         assert len((await next_result(results)).sampled) == 1
 
 
-async def test_stream_of_a_stale_epoch_costs_only_itself(tiny_model: TinyModel) -> None:
+async def test_stream_of_a_stale_epoch_fails_alone(tiny_model: TinyModel) -> None:
     async with live_workers(1) as workers:
         await load_pipeline(workers, tiny_model.folder)
         old = await open_pipeline(workers, counter=1)

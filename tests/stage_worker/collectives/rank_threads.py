@@ -14,14 +14,14 @@ _numbers = count()
 def open_groups(
     size: int, timeout_seconds: float = 60.0, overlap: str = "auto", backend: str = "shm"
 ) -> list[RankGroup]:
-    """All ranks of a new group; whoever asks for them closes them."""
+    """All ranks of a new group; the caller closes them."""
     name = f"test-{id(_numbers)}-{next(_numbers)}"
     first = GroupSpec(name, 0, size, backend, timeout_seconds, overlap=overlap)
     return [open_group(replace(first, rank=rank)) for rank in range(size)]
 
 
 def run_ranks(calls: Sequence[Callable[[], object]]) -> list[object]:
-    """Runs one call per rank at the same time; what each returned or raised, by rank."""
+    """Runs one call per rank concurrently; returns each result or exception, by rank."""
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(call) for call in calls]
         return [future.exception() or future.result() for future in futures]

@@ -1,4 +1,4 @@
-"""Two real processes whose ranks exchange tensors by gloo."""
+"""Two processes whose ranks exchange tensors with gloo."""
 
 import json
 import subprocess
@@ -73,7 +73,7 @@ def test_gloo_collectives_of_two_processes_add_up_and_gather(tmp_path: Path) -> 
     assert run_both(tmp_path, "collectives") == [[total, whole, whole], [total, whole, None]]
 
 
-def test_gloo_sums_under_way_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+def test_gloo_concurrent_sums_do_not_mix(tmp_path: Path) -> None:
     sums = [[3.0] * 3, [2.0], [[30.0] * 2] * 2]
     assert run_both(tmp_path, "sums") == [sums, sums]
 
@@ -91,18 +91,18 @@ def test_gloo_model_of_two_processes_matches_transformers(tmp_path: Path, overla
         assert (actual_V - expected_V).abs().max() <= 1e-4 * expected_V.abs().max()
 
 
-def test_gloo_rank_that_aborts_ends_the_wait_of_the_other_with_the_cause(tmp_path: Path) -> None:
+def test_gloo_abort_ends_the_other_ranks_wait_with_the_cause(tmp_path: Path) -> None:
     first, _ = run_both(tmp_path, "aborts")
     assert first["cause"] == "sender_gone"
 
 
-def test_gloo_rank_that_is_killed_ends_the_wait_of_the_other(tmp_path: Path) -> None:
+def test_gloo_killed_rank_ends_the_other_ranks_wait(tmp_path: Path) -> None:
     first, _ = run_both(tmp_path, "killed")
     assert first["cause"] == "collective"
     assert "an all-reduce failed" in first["text"]
 
 
-def test_gloo_rank_that_is_gone_before_it_has_connected_does_not_hold_the_other(
+def test_gloo_rank_killed_before_it_connects_ends_the_other_ranks_wait(
     tmp_path: Path,
 ) -> None:
     (cause, seconds), _ = run_both(tmp_path, "gone")
@@ -110,7 +110,7 @@ def test_gloo_rank_that_is_gone_before_it_has_connected_does_not_hold_the_other(
     assert seconds < TIMEOUT_SECONDS / 10
 
 
-def test_gloo_rank_beside_one_that_is_stopped_closes_without_waiting_for_it(tmp_path: Path) -> None:
+def test_gloo_close_with_a_stopped_peer_does_not_wait(tmp_path: Path) -> None:
     """gloo itself would wait for the collective timeout, and the device with it."""
     name = f"test-gloo-{uuid4().hex}"
     with (
@@ -124,7 +124,7 @@ def test_gloo_rank_beside_one_that_is_stopped_closes_without_waiting_for_it(tmp_
         first.wait(TIMEOUT_SECONDS / 10)
 
 
-def test_gloo_connection_that_cannot_be_made_raises_what_it_was_on_every_rank() -> None:
+def test_gloo_failed_connection_raises_its_cause_on_every_rank() -> None:
     groups = open_groups(2, backend="gloo")
 
     def make(store: object) -> object:
@@ -143,13 +143,13 @@ def test_gloo_connection_that_cannot_be_made_raises_what_it_was_on_every_rank() 
     ("backend", "device", "expected"),
     [("auto", "cpu", "shm"), ("auto", "cuda:1", "nccl"), ("gloo", "cpu", "gloo")],
 )
-def test_check_backend_decides_what_auto_means(backend: str, device: str, expected: str) -> None:
+def test_check_backend_auto_resolves_by_device(backend: str, device: str, expected: str) -> None:
     assert check_backend(backend, device) == expected
 
 
 @pytest.mark.parametrize(
     ("backend", "device"), [("mpi", "cpu"), ("nccl", "cpu"), ("shm", "cuda"), ("gloo", "cuda")]
 )
-def test_open_group_of_a_backend_that_does_not_fit_is_refused(backend: str, device: str) -> None:
+def test_open_group_unsuitable_backend_is_refused(backend: str, device: str) -> None:
     with pytest.raises(InvalidRequestError, match="backend"):
         open_group(GroupSpec("unfit", 0, 2, backend=backend, device=device))

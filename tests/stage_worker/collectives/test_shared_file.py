@@ -1,4 +1,4 @@
-"""The files in which ranks meet: whose they are, and that those of killed ranks are swept away."""
+"""The files that ranks share: locks, and removal of those that killed ranks left."""
 
 import fcntl
 import subprocess
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not list(tmp_path.glob("stagemesh-*"))
 
 
-def test_sweep_after_all_ranks_were_killed_before_they_met_leaves_no_file() -> None:
+def test_remove_stale_files_after_all_ranks_were_killed_leaves_no_file() -> None:
     """In the real place, by a real process that is killed."""
     name = f"test-killed-{id(sys)}"
     process = subprocess.Popen(
@@ -56,7 +56,7 @@ def test_sweep_after_all_ranks_were_killed_before_they_met_leaves_no_file() -> N
     assert not segment_path(name).exists()
 
 
-def test_sweep_keeps_what_a_rank_has_and_its_store(folder: Path) -> None:
+def test_remove_stale_files_keeps_a_held_segment_and_its_store(folder: Path) -> None:
     memory = map_file(segment_path("held"), 4096)
     store_path(segment_path("held")).touch()
     for name in ("left", "stored"):
@@ -71,7 +71,7 @@ def test_sweep_keeps_what_a_rank_has_and_its_store(folder: Path) -> None:
     memory.close()
 
 
-def test_sweep_touches_no_file_of_others(folder: Path) -> None:
+def test_remove_stale_files_keeps_other_files(folder: Path) -> None:
     names = {"stagemesh-notes", f"stagemesh-{'0' * 31}", f"stagemesh-{'g' * 32}", "other"}
     for name in names:
         (folder / name).touch()
@@ -81,7 +81,7 @@ def test_sweep_touches_no_file_of_others(folder: Path) -> None:
         (folder / name).unlink()
 
 
-def test_map_file_that_is_swept_before_it_is_locked_is_made_anew(
+def test_map_file_removed_before_it_is_locked_is_created_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock, num_calls = fcntl.flock, 0
@@ -102,7 +102,7 @@ def test_map_file_that_is_swept_before_it_is_locked_is_made_anew(
     second.close()
 
 
-def test_sweep_keeps_a_block_that_a_rank_made_anew_after_another_sweep(
+def test_remove_stale_files_keeps_a_segment_created_after_a_concurrent_removal(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, flock = segment_path("anew"), fcntl.flock
@@ -125,14 +125,14 @@ def test_sweep_keeps_a_block_that_a_rank_made_anew_after_another_sweep(
     rank.close()
 
 
-def test_group_that_ends_leaves_no_file(folder: Path) -> None:
+def test_group_close_leaves_no_file(folder: Path) -> None:
     group = open_group(GroupSpec("ends", 0, 2))
     assert list(folder.iterdir()) == [segment_path("ends")]
     group.close()
     assert not list(folder.iterdir())
 
 
-def test_map_file_where_no_file_can_be_made_or_unlinked_names_the_place(tmp_path: Path) -> None:
+def test_map_file_in_unwritable_folder_raises_with_the_path(tmp_path: Path) -> None:
     no_folder = tmp_path / "file"
     no_folder.touch()
     with pytest.raises(SharedMemoryError, match="Not a directory"):

@@ -1,4 +1,4 @@
-"""Sums, gathers, agreement and ends of ranks that share memory."""
+"""Sums, gathers, agreement, aborts and timeouts of ranks that share memory."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ def make_groups() -> Iterator[OpenGroups]:
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 7), (300, 576), (700, 1031)], ids=str)
-def test_all_reduce_of_any_size_is_the_same_sum_on_every_rank(
+def test_all_reduce_any_size_gives_the_same_sum_on_every_rank(
     size: int, dtype: torch.dtype, shape: tuple[int, int], make_groups: OpenGroups
 ) -> None:
     inputs = [torch.randn(shape).to(dtype) for _ in range(size)]
@@ -58,7 +58,7 @@ def test_all_reduce_of_any_size_is_the_same_sum_on_every_rank(
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("shape", [(1, 7), (400, 2000)], ids=str)
-def test_gathers_of_uneven_columns_put_them_side_by_side(
+def test_gathers_uneven_columns_are_concatenated(
     size: int, shape: tuple[int, int], make_groups: OpenGroups
 ) -> None:
     whole = torch.randn(shape)
@@ -77,7 +77,7 @@ def test_gathers_of_uneven_columns_put_them_side_by_side(
     assert others == [None] * (size - 1)
 
 
-def test_sums_under_way_at_the_same_time_do_not_mix(make_groups: OpenGroups) -> None:
+def test_begin_all_reduce_concurrent_sums_do_not_mix(make_groups: OpenGroups) -> None:
     """As two slices of a step begin and finish them, with another collective in between."""
 
     def run(group: RankGroup) -> list[float]:
@@ -101,7 +101,7 @@ def test_sums_under_way_at_the_same_time_do_not_mix(make_groups: OpenGroups) -> 
     assert others == [first, first]
 
 
-def test_begin_all_reduce_waits_for_no_other_rank(make_groups: OpenGroups) -> None:
+def test_begin_all_reduce_does_not_wait_for_other_ranks(make_groups: OpenGroups) -> None:
     early, late = make_groups(2)
     first = early.begin_all_reduce_(torch.ones(3))
     second = early.begin_all_reduce_(torch.full((2,), 2.0))
@@ -119,7 +119,7 @@ def test_begin_all_reduce_waits_for_no_other_rank(make_groups: OpenGroups) -> No
     assert early.waited_seconds > 0
 
 
-def test_collectives_one_after_the_other_never_mix(make_groups: OpenGroups) -> None:
+def test_collectives_in_sequence_do_not_mix(make_groups: OpenGroups) -> None:
     groups = make_groups(3)
 
     def run(group: RankGroup) -> list[float]:
@@ -177,7 +177,7 @@ def test_abort_while_a_rank_waits_ends_its_wait_with_the_cause(make_groups: Open
     assert outs[0].detail == "rank 1: the stream of sender 1 broke"
 
 
-def test_abort_of_the_own_group_ends_the_own_wait(make_groups: OpenGroups) -> None:
+def test_abort_ends_the_same_ranks_wait(make_groups: OpenGroups) -> None:
     group, _ = make_groups(2)
     error = EpochEndedError(cause="closed", detail="another epoch took over")
     outs = run_ranks([partial(group.agree, Step(0), None), partial(group.abort, error)])
@@ -191,7 +191,7 @@ def test_close_of_a_rank_ends_the_waits_of_the_others(make_groups: OpenGroups) -
     assert outs[0].cause == "closed"
 
 
-def test_collective_without_the_others_times_out_naming_who_is_missing(
+def test_collective_missing_rank_times_out_with_its_number(
     make_groups: OpenGroups,
 ) -> None:
     groups = make_groups(3, timeout_seconds=1.0)
@@ -202,7 +202,7 @@ def test_collective_without_the_others_times_out_naming_who_is_missing(
         assert out.what == "the agreement on step 3"
 
 
-def test_group_once_all_have_met_has_no_file_any_more() -> None:
+def test_group_after_the_first_agreement_has_no_file() -> None:
     name = f"test-file-{os.getpid()}"
     groups = [open_group(GroupSpec(name, rank, 2)) for rank in range(2)]
     assert segment_path(name).exists()
@@ -212,7 +212,7 @@ def test_group_once_all_have_met_has_no_file_any_more() -> None:
         group.close()
 
 
-def test_group_ended_before_all_have_met_leaves_no_file() -> None:
+def test_group_closed_before_the_first_agreement_leaves_no_file() -> None:
     name = f"../../test-unmet-{os.getpid()}"
     path = segment_path(name)
     assert path.parent == segment_path("other").parent
@@ -222,7 +222,7 @@ def test_group_ended_before_all_have_met_leaves_no_file() -> None:
     group.close()
 
 
-def test_group_without_room_for_its_memory_is_refused_with_the_place(
+def test_group_without_room_for_its_memory_raises_with_the_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(file: int, offset: int, num_bytes: int) -> None:
@@ -240,7 +240,7 @@ def test_group_without_room_for_its_memory_is_refused_with_the_place(
     assert not segment_path(name).exists()
 
 
-def test_group_of_one_rank_is_the_shared_solo_group() -> None:
+def test_open_group_one_rank_is_the_single_rank_group() -> None:
     assert open_group(GroupSpec("alone", 0, 1)) is SINGLE_RANK
     x = torch.ones(2, 2)
     assert SINGLE_RANK.all_reduce_(x) is x

@@ -1,4 +1,4 @@
-"""What a worker says about its device."""
+"""The description of a worker's device."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from stage_worker.device.device_info import describe_device
 
 
 @pytest.mark.parametrize("has_units", [False, True])
-def test_describe_device_of_a_cpu_names_bfloat16_only_with_units_for_it(
+def test_describe_device_cpu_lists_bfloat16_only_with_hardware_support(
     has_units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_units)

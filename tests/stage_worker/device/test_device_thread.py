@@ -1,4 +1,4 @@
-"""The device's thread: one at a time, off the event loop, with its busy time on record."""
+"""The device's thread: one call at a time, outside the event loop, with its busy time."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Copies between host and device: on a CPU there are none, and events are waited for."""
+"""Copies between host and device: none on a CPU; downloads wait for their events."""
 
 import asyncio
 import threading
@@ -11,14 +11,14 @@ from stage_worker.device.host_device_copy import Download, HostDeviceCopier
 HIDDEN = torch.arange(6.0).view(2, 3)
 
 
-def test_cpu_hands_on_the_very_tensor_without_a_copy() -> None:
+def test_upload_on_a_cpu_returns_the_same_tensor() -> None:
     transfers = HostDeviceCopier(torch.device("cpu"))
     room = transfers.empty(2, 3, torch.bfloat16)
     assert (room.shape, room.dtype, room.is_pinned()) == ((2, 3), torch.bfloat16, False)
     assert transfers.upload(HIDDEN).wait() is HIDDEN
 
 
-async def test_download_on_a_cpu_has_arrived() -> None:
+async def test_download_on_a_cpu_returns_the_same_tensor() -> None:
     transfers = HostDeviceCopier(torch.device("cpu"))
     (part, nothing) = await transfers.download((HIDDEN, None)).wait()
     assert part is HIDDEN
@@ -29,7 +29,7 @@ async def test_download_waits_for_its_event_and_leaves_the_event_loop_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Event:
-        """As much of a CUDA event as is waited for."""
+        """The part of a CUDA event that `Download` uses."""
 
         def __init__(self) -> None:
             self._is_set = threading.Event()

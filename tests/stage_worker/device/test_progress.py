@@ -1,4 +1,4 @@
-"""Progress from the device's thread to a stream: latest value, errors, and clients that leave."""
+"""Progress from the device's thread to a stream: latest value, errors, disconnected clients."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ async def test_with_progress_returns_the_result_after_the_last_report() -> None:
     assert sent[-1] == (3, 3)
 
 
-async def test_with_progress_slow_client_gets_the_latest_and_holds_nothing_back() -> None:
+async def test_with_progress_slow_client_gets_the_latest_without_delaying_the_job() -> None:
     sent: list[int] = []
     finished = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""A device that does not come back from a collective: its process ends, to be started again."""
+"""A device that is stuck in a collective: its process exits, so that it can be restarted."""
 
 import asyncio
 import subprocess
@@ -28,7 +28,7 @@ WAIT_SECONDS = 20.0
 
 
 class _DeafGroup(SingleRankGroup):
-    """Never agrees, and does not hear that it is aborted."""
+    """A group that never agrees and ignores aborts."""
 
     size = 2
 
@@ -41,7 +41,7 @@ class _DeafGroup(SingleRankGroup):
         self.is_released.wait(WAIT_SECONDS)
 
 
-async def test_device_that_stays_in_a_collective_after_the_epoch_ends_the_worker(
+async def test_device_stuck_in_a_collective_after_the_epoch_ends_the_worker(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_tiny_llama(tmp_path_factory.mktemp("model"), "tied_gqa").folder
@@ -59,7 +59,7 @@ async def test_device_that_stays_in_a_collective_after_the_epoch_ends_the_worker
 
 
 async def _leave_in_a_collective(group: _DeafGroup, folder: Path) -> None:
-    """Ends an epoch while the device waits in `group`; cancelled by what that leads to."""
+    """Ends an epoch while the device waits in `group`; the error cancels this call."""
     async with live_workers(2) as workers:
         await load_ranks([workers], folder, (4,))
         epoch = await open_epoch_on_ranks([workers], collective_timeout_seconds=0.1)
@@ -70,7 +70,7 @@ async def _leave_in_a_collective(group: _DeafGroup, folder: Path) -> None:
         await asyncio.sleep(WAIT_SECONDS)
 
 
-def test_process_with_a_stuck_device_exits_although_its_thread_goes_on() -> None:
+def test_run_worker_stuck_device_exits_while_its_thread_runs() -> None:
     script = textwrap.dedent("""
         import asyncio, threading
         from concurrent.futures import ThreadPoolExecutor

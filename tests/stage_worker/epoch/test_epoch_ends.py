@@ -1,4 +1,4 @@
-"""Every way in which an epoch ends: who learns of it, and what the worker can do after."""
+"""The ways in which an epoch ends: where each is reported, and the worker's state after it."""
 
 from collections.abc import Callable
 from itertools import count
@@ -89,7 +89,9 @@ async def test_failure_in_a_later_stage_reaches_every_stream(tiny_model: TinyMod
         assert (failure.code, failure.message) == ("slot", told)
 
 
-async def test_next_stage_gone_ends_the_epoch_with_its_address(tiny_model: TinyModel) -> None:
+async def test_next_stage_that_unloads_ends_the_epoch_with_its_address(
+    tiny_model: TinyModel,
+) -> None:
     async with live_workers(2) as workers:
         await load_pipeline(workers, tiny_model.folder)
         epoch = await open_pipeline(workers, counter=1)
@@ -102,7 +104,7 @@ async def test_next_stage_gone_ends_the_epoch_with_its_address(tiny_model: TinyM
         assert (await workers[1].state()).state == stage_pb2.WORKER_STATE_EMPTY
 
 
-async def test_sender_that_leaves_ends_the_epoch(tiny_model: TinyModel) -> None:
+async def test_sender_that_disconnects_ends_the_epoch(tiny_model: TinyModel) -> None:
     async with live_workers(1) as workers:
         await load_pipeline(workers, tiny_model.folder)
         epoch = await open_pipeline(workers, counter=1)
@@ -115,7 +117,7 @@ async def test_sender_that_leaves_ends_the_epoch(tiny_model: TinyModel) -> None:
         assert "sender 0" in (await read_failure(workers[0], epoch)).message
 
 
-async def test_results_reader_that_leaves_ends_the_epoch(tiny_model: TinyModel) -> None:
+async def test_results_reader_that_disconnects_ends_the_epoch(tiny_model: TinyModel) -> None:
     async with live_workers(1) as workers:
         await load_pipeline(workers, tiny_model.folder)
         epoch = await open_pipeline(workers, counter=1)
@@ -128,7 +130,7 @@ async def test_results_reader_that_leaves_ends_the_epoch(tiny_model: TinyModel) 
         assert await stream_error(stream) == (grpc.StatusCode.UNAVAILABLE, "epoch_ended")
 
 
-async def test_garbage_on_forward_ends_the_epoch_with_a_frame_error(
+async def test_malformed_frame_ends_the_epoch_with_a_frame_error(
     tiny_model: TinyModel,
 ) -> None:
     async with live_workers(1) as workers, channels.dial(workers[0].address) as channel:

@@ -1,6 +1,6 @@
-"""An epoch in the middle of a pipeline: overlap, push-back and the record of its sends.
+"""An epoch in the middle of a pipeline: overlap, backpressure and the timing of its sends.
 
-The test plays the stage before, the device and the stage after, each of which waits for its word.
+The test is the previous stage, the device and the next stage, and controls when each proceeds.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ NUM_TOKENS = 2
 
 
 class _Device:
-    """A Stage that adds one, and holds each step that it was told to hold."""
+    """A stage that adds one, and blocks on the steps in `held`."""
 
     device = torch.device("cpu")
 
@@ -53,7 +53,7 @@ class _Device:
 
 
 class _After:
-    """The next stage: takes every frame, gives a step's credit once it is there and told to."""
+    """The next stage: reads every frame, and grants a complete step's credit on request."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[WireFrame] = asyncio.Queue()
@@ -78,7 +78,7 @@ class _After:
 
 
 class _Before:
-    """The stage before: sends steps as its credits allow."""
+    """The previous stage: sends steps as its credits allow."""
 
     def __init__(self, link: StageSender, tasks: asyncio.TaskGroup) -> None:
         self._link = link
@@ -192,14 +192,14 @@ async def test_send_that_waits_while_the_device_computes_is_hidden() -> None:
         hidden = next(send for send in sends if send.step == 2)
         assert 0 < hidden.hidden_seconds <= hidden.seconds
         assert (hidden.num_frames, hidden.num_bytes > NUM_TOKENS * HIDDEN_SIZE * 4) == (1, True)
-        # As much of it as was told step by step, and a send that no step has told of yet.
+        # The activity includes a send that no result has reported yet.
         assert session.activity.num_steps == session.num_steps == 6
         assert session.activity.num_bytes_sent >= sum(send.num_bytes for send in sends)
         assert session.activity.compute_seconds > 0
         assert session.activity.wait_seconds == 0
 
 
-async def test_next_stage_without_credits_pushes_back_to_the_sender() -> None:
+async def test_next_stage_without_credits_stops_the_sender() -> None:
     async with _middle() as (before, device, _, after):
         sending = before.start_sending(12)
         # Two sent, one waiting for a credit, two in the outbox, one computed with no place there.
@@ -218,7 +218,7 @@ async def test_next_stage_without_credits_pushes_back_to_the_sender() -> None:
         await sending
 
 
-async def test_sequential_stage_neither_computes_nor_receives_ahead_of_its_send() -> None:
+async def test_sequential_stage_computes_and_receives_nothing_before_its_send() -> None:
     async with _middle(is_sequential=True) as (before, device, session, after):
         sending = before.start_sending(4)
         assert (await after.frames.get()).head.step == 0

@@ -60,7 +60,7 @@ def test_family_mixed_batch_in_any_split_and_chunk_size_matches_transformers(
 
 @pytest.mark.parametrize("chunk_size", [1, 7, WHOLE])
 @pytest.mark.parametrize("name", TINY_FAMILIES)
-def test_family_in_slices_that_take_turns_matches_transformers(
+def test_family_in_alternating_slices_matches_transformers(
     name: str, chunk_size: int, make_model: MakeModel
 ) -> None:
     """Steps of decodes, chunks and both are cut in two, between sequences and inside them."""
@@ -106,7 +106,9 @@ def test_family_in_bfloat16_stays_near_the_reference(name: str, make_model: Make
 
 
 @pytest.mark.parametrize("name", TINY_FAMILIES)
-def test_record_canary_of_any_family_matches_transformers(name: str, make_model: MakeModel) -> None:
+def test_reference_logprobs_of_any_family_match_transformers(
+    name: str, make_model: MakeModel
+) -> None:
     model, family = make_model(name), TINY_FAMILIES[name]
     prompt = make_prompt(family.prompt_lengths[1])
     top_ids, top_logprobs = reference_logprobs(
@@ -118,7 +120,7 @@ def test_record_canary_of_any_family_matches_transformers(name: str, make_model:
 
 
 @pytest.mark.parametrize("max_model_len", [16, 100])
-def test_record_canary_of_longrope_is_what_a_route_of_that_length_says(
+def test_reference_logprobs_of_longrope_match_a_replica_of_that_length(
     max_model_len: int, make_model: MakeModel
 ) -> None:
     folder, prompt = make_model("phi3_long").folder, make_prompt(15)

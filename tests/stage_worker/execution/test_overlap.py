@@ -1,4 +1,4 @@
-"""What `--overlap` may not change: what goes over the wire, and the tokens that come out."""
+"""`--overlap` changes neither the bytes on the wire nor the tokens."""
 
 import asyncio
 from collections import Counter
@@ -123,7 +123,7 @@ async def _send(worker: LiveWorker, epoch: stage_pb2.EpochId) -> None:
 
 
 @pytest.mark.parametrize("tp_sizes", [(1, 1), (2, 2), (2, 3)], ids=str)
-async def test_overlap_on_and_off_send_the_same_bytes_and_give_the_same_tokens(
+async def test_overlap_on_and_off_send_the_same_bytes_and_sample_the_same_tokens(
     tp_sizes: Sequence[int], tiny_model: TinyModel, wires: list[Wire]
 ) -> None:
     plan = RanksPlan((2, 2), tuple(tp_sizes))
@@ -147,7 +147,7 @@ async def test_overlap_on_and_off_send_the_same_bytes_and_give_the_same_tokens(
     assert sum(sent) == sum(step.num_tokens for step in STEPS) * 64 * 4
 
 
-async def test_overlap_that_is_not_known_is_refused(tiny_model: TinyModel) -> None:
+async def test_open_epoch_unknown_overlap_is_refused(tiny_model: TinyModel) -> None:
     async with live_workers(1) as [worker]:
         await load_ranks([[worker]], tiny_model.folder, (4,))
         opening = make_opening(1)

@@ -1,4 +1,4 @@
-"""Blocks that several slots read: the real scheduler over real stages, against Transformers."""
+"""Blocks shared by several slots: the scheduler over real stages, against Transformers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +79,7 @@ class ScheduledPipeline:
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("num_blocks", [200, 14], ids=["roomy", "preempting"])
-def test_answers_of_prompts_with_common_beginnings_match(
+def test_prompts_with_common_prefixes_match_transformers(
     model: TinyModel, prefix_caching: bool, num_blocks: int
 ) -> None:
     pipeline = ScheduledPipeline(load_stages(model.folder, (2, 2)), num_blocks, prefix_caching)

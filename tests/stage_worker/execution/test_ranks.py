@@ -67,7 +67,7 @@ def wire_bytes(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
     ],
     ids=["1-1", "2-2", "3-3", "2-1", "2-3"],
 )
-async def test_lane_carries_the_interval_that_its_two_ranks_share_and_no_more(
+async def test_link_carries_exactly_the_interval_that_its_ranks_share(
     plan: RanksPlan,
     parts: dict[tuple[int, int], int],
     tiny_model: TinyModel,
@@ -124,7 +124,7 @@ def _step_left_out(frame: stage_pb2.Frame) -> None:
     ],
 )
 @pytest.mark.parametrize("wrong_rank", [0, 1])
-async def test_rank_with_another_header_ends_the_epoch_of_all_ranks_at_once(
+async def test_rank_with_a_different_header_ends_the_epoch_on_all_ranks(
     wrong_rank: int,
     change: Callable[[stage_pb2.Frame], None],
     code: str,
@@ -150,7 +150,7 @@ async def test_rank_with_another_header_ends_the_epoch_of_all_ranks_at_once(
         assert len((await _run(stages, epoch, prefill())).sampled) == 1
 
 
-async def test_rank_that_gets_a_misshapen_activation_ends_the_epoch_of_all_ranks_at_once(
+async def test_rank_with_a_malformed_activation_ends_the_epoch_on_all_ranks(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = RanksPlan((2, 2), (2, 2))
@@ -178,7 +178,7 @@ async def test_rank_that_gets_a_misshapen_activation_ends_the_epoch_of_all_ranks
     assert len(told) >= 3
 
 
-async def test_rank_whose_peer_gets_no_step_waits_as_long_as_it_was_told(
+async def test_rank_whose_peer_gets_no_step_times_out(
     tiny_model: TinyModel,
 ) -> None:
     async with live_workers(2) as workers:
@@ -190,7 +190,7 @@ async def test_rank_whose_peer_gets_no_step_waits_as_long_as_it_was_told(
     assert "rank 0 waited 0.3 s for rank 1" in failure.message
 
 
-async def test_rank_that_is_told_to_end_leaves_its_collective_at_once(
+async def test_rank_whose_epoch_ends_leaves_its_collective(
     tiny_model: TinyModel,
 ) -> None:
     async with live_workers(2) as workers:

@@ -1,4 +1,4 @@
-"""Stages cut over ranks, evenly or not: what they compute together, and what each has of it."""
+"""Stages split over ranks, evenly or not: their results, and each rank's shares."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_ranks_in_reduced_precision_stay_near_the_reference(
     assert (actual_V - expected_V).abs().max() < 0.05 * expected_V.abs().max()
 
 
-def test_ranks_say_to_the_canary_what_one_piece_says(make_model: MakeModel) -> None:
+def test_ranks_match_the_reference_logprobs(make_model: MakeModel) -> None:
     model, prompt = make_model("nine_of_three"), make_prompt(25)
     top_ids, top_logprobs = reference_logprobs(
         Checkpoint.open(model.folder), prompt, 10, lambda done, total: None
@@ -115,7 +115,7 @@ def test_ranks_say_to_the_canary_what_one_piece_says(make_model: MakeModel) -> N
     assert token.top_logprobs[:10] == pytest.approx(top_logprobs, abs=1e-4)
 
 
-def test_stage_load_with_more_ranks_than_heads_is_refused_with_the_numbers(
+def test_stage_load_more_ranks_than_heads_is_refused_with_the_numbers(
     make_model: MakeModel,
 ) -> None:
     """Case 22 (dllama#139, #98)."""
@@ -168,7 +168,9 @@ def run_each(
     return outs
 
 
-def test_rank_that_refuses_its_step_ends_it_on_all_with_both_values(stage: RankedStage) -> None:
+def test_rank_that_refuses_its_step_ends_it_on_all_ranks_with_both_values(
+    stage: RankedStage,
+) -> None:
     step = open_slot(0, 1)
     outs = run_each(stage, (step, step), None, torch.zeros(1, 31))
     assert isinstance(outs[1], FrameError)
@@ -177,7 +179,7 @@ def test_rank_that_refuses_its_step_ends_it_on_all_with_both_values(stage: Ranke
     assert outs[0].detail == f"rank 1: {outs[1]}"
 
 
-def test_rank_with_another_header_ends_the_step_on_all_ranks(stage: RankedStage) -> None:
+def test_rank_with_a_different_header_ends_the_step_on_all_ranks(stage: RankedStage) -> None:
     outs = run_each(stage, (open_slot(0, 1), open_slot(0, 1, temperature=0.5)), None, None)
     assert all(isinstance(out, HeaderMismatchError) for out in outs)
 

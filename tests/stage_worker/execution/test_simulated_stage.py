@@ -1,16 +1,16 @@
-"""The tokens that a paced stage makes up."""
+"""The tokens of a simulated stage."""
 
 from stage_worker.execution.simulated_stage import simulated_logprobs
 
 
-def test_paced_top_leaves_suppressed_tokens_out_and_ends_when_there_are_no_more() -> None:
+def test_simulated_logprobs_omit_suppressed_tokens() -> None:
     ids, logprobs = simulated_logprobs(3, 5, vocab_size=4, num_logprobs=10, suppressed={1, 2})
     assert sorted(ids) == [0, 3]
     assert len(logprobs) == 2
     assert logprobs[0] > logprobs[1]
 
 
-def test_paced_top_is_the_same_whenever_it_is_asked() -> None:
+def test_simulated_logprobs_are_deterministic() -> None:
     first = simulated_logprobs(3, 5, vocab_size=100, num_logprobs=3)
     assert simulated_logprobs(3, 5, vocab_size=100, num_logprobs=3) == first
     assert (

@@ -1,4 +1,4 @@
-"""What a step may change: every wrong slot, position and block is a typed error."""
+"""The changes of a step: every wrong slot, position and block raises a typed error."""
 
 import math
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ def test_slot_table_full_block_is_shared_until_its_last_slot_is_released(slots: 
     assert slots.num_blocks_used == 0
 
 
-def test_slot_table_full_block_of_nobody_is_shared_again(slots: SlotTable) -> None:
+def test_slot_table_full_block_without_a_slot_is_shared_again(slots: SlotTable) -> None:
     slots.apply(Step(1, released_slots=(1,)))
     slots.apply(replace(open_cached(1, (7, 7, 7, 7), (4,)), number=2))
     assert (slots[1].num_tokens, slots.num_blocks_used) == (4, 1)
@@ -102,7 +102,7 @@ def test_slot_table_opening_with_blocks_that_cannot_be_shared_raises(
     slots.apply(Step(2, released_slots=(2,)))
 
 
-def test_slot_table_block_taken_anew_is_not_full(slots: SlotTable) -> None:
+def test_slot_table_reallocated_block_is_not_full(slots: SlotTable) -> None:
     slots.apply(Step(1, released_slots=(1,)))
     chunk = SequenceChunk(1, 0, (7,), new_block_ids=(4,))
     slots.apply(Step(2, opened_slots=(OPENING,), chunks=(chunk,)))

@@ -1,4 +1,4 @@
-"""Where a step is cut in two: any step, at a border or inside a chunk."""
+"""The split of a step into two slices, between sequences or inside a chunk."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ def make_step(*chunks: tuple[int, int]) -> Step:
 
 
 @given(chunks=CHUNKS)
-def test_cut_slices_of_any_step_are_its_rows_each_with_the_context_up_to_it(
+def test_split_step_any_step_keeps_rows_and_contexts(
     chunks: list[tuple[int, int]],
 ) -> None:
     spans = step_spans(make_step(*chunks))
@@ -49,20 +49,20 @@ def test_cut_slices_of_any_step_are_its_rows_each_with_the_context_up_to_it(
             assert abs(num_rows - len(expected) / 2) <= len(expected) / 8 + 0.5
 
 
-def test_cut_slices_near_the_border_of_two_sequences_leaves_both_whole() -> None:
+def test_split_step_near_a_border_leaves_both_sequences_whole() -> None:
     first, second = split_step(step_spans(make_step((9, 0), (7, 20))), 2)
     assert (first.rows, second.rows) == (slice(0, 9), slice(9, 16))
     assert first.spans == (Span(0, 0, 9, 9),)
     assert second.spans == (Span(1, 0, 7, 27),)
 
 
-def test_cut_slices_of_one_chunk_cuts_it_in_the_middle() -> None:
+def test_split_step_one_chunk_is_split_in_the_middle() -> None:
     first, second = split_step(step_spans(make_step((1, 5), (12, 30))), 2)
     assert first.spans == (Span(0, 0, 1, 6), Span(1, 1, 5, 35))
     assert second.spans == (Span(1, 0, 7, 42),)
 
 
-def test_cut_slices_below_the_least_tokens_is_one_slice() -> None:
+def test_split_step_below_the_minimum_is_one_slice() -> None:
     spans = step_spans(make_step((5, 0), (4, 0)))
     for min_split_tokens in (None, 10):
         (whole,) = split_step(spans, min_split_tokens)

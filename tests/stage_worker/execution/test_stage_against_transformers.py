@@ -1,4 +1,4 @@
-"""The whole matrix of splits, ranks and microbatchings in memory: Transformers is the oracle."""
+"""All splits, ranks and microbatchings in one process, compared with Transformers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,7 +119,7 @@ def test_stage_any_microbatching_matches_transformers(
         assert_all_match(make_model(name), requests, pipeline, sizes)
 
 
-def test_stage_same_request_alone_and_in_a_batch_draws_the_same_tokens(
+def test_stage_same_request_alone_and_in_a_batch_samples_the_same_tokens(
     make_stages: MakeStages,
 ) -> None:
     sampling = SlotSampling(temperature=0.9, top_p=0.95, seed=11)

@@ -1,4 +1,4 @@
-"""What a stage refuses before it computes, what it keeps over epochs and what it reports."""
+"""A stage runner's checks before it computes, its state over epochs and its capacity."""
 
 from dataclasses import replace
 from itertools import repeat
@@ -80,7 +80,7 @@ def test_stage_token_outside_the_vocabulary_raises_on_the_first_stage_only(
     assert len(stages[1].run(step, torch.zeros(3, HIDDEN_SIZE)).sampled) == 1
 
 
-def test_stage_wrong_position_raises_before_hidden_states_are_looked_at(
+def test_stage_wrong_position_raises_before_hidden_states_are_checked(
     stages: list[StageRunner],
 ) -> None:
     stages[1].run(make_step(1, 2), torch.zeros(2, HIDDEN_SIZE))
@@ -94,7 +94,7 @@ def test_stage_hidden_states_with_nan_raise_naming_the_slot(stages: list[StageRu
     assert caught.value.slot == 0
 
 
-def test_stage_step_without_tokens_gives_nothing_on(stages: list[StageRunner]) -> None:
+def test_stage_step_without_tokens_has_no_output(stages: list[StageRunner]) -> None:
     for stage in stages:
         output = stage.run(Step(0, opened_slots=(SlotOpening(1, SlotSampling()),)), None)
         assert (output.hidden_TH, output.sampled) == (None, ())
@@ -111,14 +111,14 @@ def test_stage_chunk_that_samples_nothing_runs_no_head(stages: list[StageRunner]
     assert stages[1].run(step, hidden_TH).sampled == ()
 
 
-def test_stage_input_stays_as_it_was(stages: list[StageRunner]) -> None:
+def test_stage_run_does_not_change_its_input(stages: list[StageRunner]) -> None:
     hidden_TH = torch.randn(2, HIDDEN_SIZE)
     before = hidden_TH.clone()
     stages[1].run(make_step(1, 2), hidden_TH)
     assert torch.equal(hidden_TH, before)
 
 
-def test_stage_new_epoch_after_an_error_answers_as_if_fresh(
+def test_stage_new_epoch_after_an_error_computes_as_the_first(
     stages: list[StageRunner],
 ) -> None:
     requests = [Request((5, 6, 7, 8), num_tokens=6)]

@@ -1,4 +1,4 @@
-"""What a worker can be made to hold: loading, the canary, and epochs that it refuses to open."""
+"""Loading, the canary, and epochs that a worker refuses to open."""
 
 import asyncio
 import threading
@@ -47,7 +47,7 @@ async def test_load_reports_progress_and_capacity(tiny_model: TinyModel) -> None
         assert state.peak_rss_bytes >= state.rss_bytes > 0
 
 
-async def test_load_and_canary_read_the_tables_of_contents_once_each(
+async def test_load_and_record_canary_read_the_headers_once_each(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Path] = []
@@ -101,7 +101,7 @@ async def test_load_refused_names_the_reason_and_leaves_the_worker_empty(
         assert (await worker.state()).state == stage_pb2.WORKER_STATE_EMPTY
 
 
-async def test_load_refused_costs_a_running_epoch_nothing(tiny_model: TinyModel) -> None:
+async def test_load_refused_keeps_the_running_epoch(tiny_model: TinyModel) -> None:
     async with live_workers(1) as (worker,):
         await load_pipeline([worker], tiny_model.folder)
         await worker.open_epoch(make_opening(1))
@@ -142,7 +142,7 @@ async def test_load_client_gone_stops_loading(
         ({"replica": 1}, "assignment"),
     ],
 )
-async def test_open_epoch_off_the_plan_is_refused(
+async def test_open_epoch_that_violates_the_plan_is_refused(
     tiny_model: TinyModel, changes: dict[str, int], code: str
 ) -> None:
     async with live_workers(1) as workers:
@@ -234,7 +234,7 @@ async def test_load_while_another_loads_is_refused_until_its_client_leaves(
         assert (await worker.state()).state == stage_pb2.WORKER_STATE_LOADED
 
 
-async def test_unload_drops_the_part_and_its_epoch(tiny_model: TinyModel) -> None:
+async def test_unload_frees_the_weights_and_ends_the_epoch(tiny_model: TinyModel) -> None:
     async with live_workers(1) as (worker,):
         await load_pipeline([worker], tiny_model.folder)
         await worker.open_epoch(make_opening(1))

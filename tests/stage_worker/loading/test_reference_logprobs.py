@@ -1,4 +1,4 @@
-"""The canary's answer is the model's own, layer by layer."""
+"""The reference log-probabilities, computed layer by layer, are the model's own."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PROMPT = (1, 17, 300, 5, 5, 42)
 
 
 @pytest.mark.parametrize("name", ["llama3_gqa", "tied_gqa"])
-def test_record_canary_matches_transformers(name: str, tmp_path: Path) -> None:
+def test_reference_logprobs_match_transformers(name: str, tmp_path: Path) -> None:
     model = make_tiny_llama(tmp_path, name)
     layers_done: list[tuple[int, int]] = []
     top_ids, top_logprobs = reference_logprobs(
@@ -28,7 +28,7 @@ def test_record_canary_matches_transformers(name: str, tmp_path: Path) -> None:
     assert layers_done == [(done + 1, model.num_layers) for done in range(model.num_layers)]
 
 
-def test_record_canary_broken_checkpoint_raises(tmp_path: Path) -> None:
+def test_reference_logprobs_broken_checkpoint_raises(tmp_path: Path) -> None:
     folder = make_tiny_llama(tmp_path, "tied_gqa").folder
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])

@@ -1,4 +1,4 @@
-"""What one rank of a stage of a larger checkpoint reads and holds, in a process of its own."""
+"""The bytes that one rank of a larger checkpoint reads and holds, in a separate process."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Whom a worker dials: without TLS nobody beyond this machine, unless it was told to."""
+"""The addresses that a worker may dial: without TLS only loopback, unless allowed."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ELSEWHERE = "192.0.2.1:50100"
     ],
     ids=["loopback", "insecure"],
 )
-async def test_open_epoch_with_a_next_stage_beyond_loopback_is_dialled_only_if_told_to(
+async def test_open_epoch_next_stage_beyond_loopback_is_dialled_only_if_allowed(
     tmp_path: Path, dial_policy: DialPolicy, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever can have a worker dial anything that it reaches can look around in its network."""

@@ -1,4 +1,4 @@
-"""The addresses that a worker names: reachable ones, and none that only it could reach."""
+"""The addresses in a hello: only ones that other hosts can reach."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from stage_worker.mesh.hello import HelloFactory
         ("[0::0]:50100", "0:9101", ("127.0.0.1:50100", "127.0.0.1:9101")),
     ],
 )
-async def test_hello_names_addresses_that_others_reach(
+async def test_hello_has_addresses_that_others_reach(
     address: str, metrics_address: str, announced: tuple[str, str]
 ) -> None:
     introduction = HelloFactory("127.0.0.1:50051", "w", "cpu", address, metrics_address)
@@ -25,7 +25,7 @@ async def test_hello_names_addresses_that_others_reach(
     assert (hello.address, hello.metrics_address) == announced
 
 
-async def test_hello_coordinator_of_an_unknown_name_is_an_os_error() -> None:
+async def test_hello_unknown_coordinator_name_raises_os_error() -> None:
     introduction = HelloFactory("nowhere.invalid:1", "w", "cpu", "0.0.0.0:1", "127.0.0.1:1")
 
     with pytest.raises(OSError, match=r"."):

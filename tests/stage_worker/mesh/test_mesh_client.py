@@ -1,4 +1,4 @@
-"""Membership from the worker's side, against a coordinator that the test plays."""
+"""A worker's membership, against a fake coordinator."""
 
 import asyncio
 import socket
@@ -48,7 +48,7 @@ def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_client, "_BACKOFF", Backoff(0.01, 0.05))
 
 
-async def test_stay_joined_refused_in_the_same_words_over_and_over_logs_them_once() -> None:
+async def test_maintain_membership_same_refusal_repeatedly_is_logged_once() -> None:
     reasons = iter(["full", "full", "full", "closing", "closing"])
 
     async def behaviour(context: Context) -> None:
@@ -64,7 +64,7 @@ async def test_stay_joined_refused_in_the_same_words_over_and_over_logs_them_onc
     assert [log["reason"] for log in logs if log["event"] == "not_joined"] == ["full", "closing"]
 
 
-async def test_stay_joined_welcomed_sends_heartbeats() -> None:
+async def test_maintain_membership_welcomed_sends_heartbeats() -> None:
     beaten = asyncio.Event()
 
     async def behaviour(context: Context) -> None:
@@ -83,7 +83,7 @@ async def test_stay_joined_welcomed_sends_heartbeats() -> None:
         assert mesh.hellos.get_nowait() == HELLO
 
 
-async def test_stay_joined_coordinator_comes_later_and_again_joins_each_time() -> None:
+async def test_maintain_membership_coordinator_restarts_joins_each_time() -> None:
     async def behaviour(context: Context) -> None:
         await welcome(context)
         await context.read()
@@ -98,7 +98,7 @@ async def test_stay_joined_coordinator_comes_later_and_again_joins_each_time() -
             assert await second.hellos.get() == HELLO
 
 
-async def test_stay_joined_name_not_known_yet_tries_again_with_a_new_hello() -> None:
+async def test_maintain_membership_unresolved_name_retries_with_a_new_hello() -> None:
     num_tries = 0
 
     async def hello_at_second_try() -> mesh_pb2.Hello:
@@ -117,7 +117,7 @@ async def test_stay_joined_name_not_known_yet_tries_again_with_a_new_hello() -> 
         assert await mesh.hellos.get() == HELLO
 
 
-async def test_stay_joined_coordinator_goes_away_tells_that_it_is_out() -> None:
+async def test_maintain_membership_coordinator_lost_reports_not_joined() -> None:
     async def leave(context: Context) -> None:
         await welcome(context)
 
@@ -128,7 +128,7 @@ async def test_stay_joined_coordinator_goes_away_tells_that_it_is_out() -> None:
 
 
 @pytest.mark.parametrize("heartbeat_seconds", [0.0, -1.0, float("nan")])
-async def test_stay_joined_silent_coordinator_is_dialled_again(
+async def test_maintain_membership_silent_coordinator_is_dialled_again(
     heartbeat_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh_client, "_MIN_HEARTBEAT_SECONDS", 0.01)
@@ -144,7 +144,7 @@ async def test_stay_joined_silent_coordinator_is_dialled_again(
             await mesh.hellos.get()
 
 
-async def test_stay_joined_first_message_is_no_welcome_dials_again() -> None:
+async def test_maintain_membership_first_message_not_welcome_dials_again() -> None:
     async def behaviour(context: Context) -> None:
         await context.write(mesh_pb2.CoordinatorMessage(heartbeat=mesh_pb2.Heartbeat()))
 

@@ -1,4 +1,4 @@
-"""How a worker's membership ends for good: it is refused, released, or asked to leave."""
+"""The permanent ends of a worker's membership: refusal, release, leave request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ async def _refuse_version(context: Context) -> None:
     ("behaviour", "reason"),
     [(_refuse, "run the same build"), (_refuse_version, "protocol version 1")],
 )
-async def test_stay_joined_refused_raises_the_reason(
+async def test_maintain_membership_refused_raises_the_reason(
     behaviour: Callable[[Context], Awaitable[None]], reason: str
 ) -> None:
     async with serving(FakeMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
@@ -42,7 +42,7 @@ async def test_stay_joined_refused_raises_the_reason(
             await maintain_membership(address, make_hello, ignore_joined, stays_forever())
 
 
-async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coordinator() -> None:
+async def test_maintain_membership_server_without_mesh_is_refused_with_a_hint() -> None:
     server = channels.make_server()
     address = await channels.bind(server, "127.0.0.1:0")
     await server.start()
@@ -56,7 +56,7 @@ async def test_stay_joined_server_without_mesh_is_a_refusal_that_asks_for_a_coor
     assert find_error(caught.value) is caught.value
 
 
-async def test_stay_joined_http_server_is_a_refusal_that_names_the_right_port() -> None:
+async def test_maintain_membership_http_server_is_refused_with_the_mesh_port() -> None:
     """An --http API is easily taken for the --mesh address: both are a coordinator's."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,7 +71,7 @@ async def test_stay_joined_http_server_is_a_refusal_that_names_the_right_port() 
                 await maintain_membership(address, make_hello, ignore_joined, stays_forever())
 
 
-async def test_stay_joined_released_returns() -> None:
+async def test_maintain_membership_released_returns() -> None:
     async def behaviour(context: Context) -> None:
         await welcome(context)
         await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
@@ -83,7 +83,7 @@ async def test_stay_joined_released_returns() -> None:
     assert [told.get_nowait(), told.get_nowait()] == [True, False]
 
 
-async def test_stay_joined_asked_to_leave_says_so_and_goes_when_released() -> None:
+async def test_maintain_membership_leave_request_is_sent_and_ends_with_the_release() -> None:
     async def behaviour(context: Context) -> None:
         await welcome(context, heartbeat_seconds=10.0)
         message = await context.read()
@@ -98,7 +98,7 @@ async def test_stay_joined_asked_to_leave_says_so_and_goes_when_released() -> No
         await maintain_membership(address, make_hello, ignore_joined, leave_request)
 
 
-async def test_stay_joined_asked_to_leave_goes_with_its_coordinator() -> None:
+async def test_maintain_membership_leave_request_ends_with_the_coordinator() -> None:
     leave_request = LeaveRequest(asyncio.Event(), grace_seconds=7.0)
 
     async def behaviour(context: Context) -> None:

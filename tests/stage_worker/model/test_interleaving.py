@@ -1,4 +1,4 @@
-"""The turns that slices of a step take."""
+"""The alternating computation of a step's slices."""
 
 from collections.abc import Generator
 
@@ -16,7 +16,7 @@ def count(name: str, log: list[str], num_sums: int) -> Generator[None, None, Ten
     return torch.full((1, 2), float(ord(name)))
 
 
-def test_take_turns_of_two_lets_one_compute_while_the_sum_of_the_other_is_under_way() -> None:
+def test_run_alternately_two_slices_overlap_sums_with_computation() -> None:
     log: list[str] = []
     whole_TH = run_alternately([count("a", log, 2), count("b", log, 2)])
     assert log == [
@@ -32,7 +32,7 @@ def test_take_turns_of_two_lets_one_compute_while_the_sum_of_the_other_is_under_
     assert whole_TH.tolist() == [[97.0, 97.0], [98.0, 98.0]]
 
 
-def test_take_turns_of_one_finishes_each_sum_at_once() -> None:
+def test_run_alternately_one_slice_finishes_each_sum_at_once() -> None:
     log: list[str] = []
     assert run_alternately([count("a", log, 2)]).tolist() == [[97.0, 97.0]]
     assert log == ["a begins 0", "a finishes 0", "a begins 1", "a finishes 1"]

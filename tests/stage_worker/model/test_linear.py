@@ -1,4 +1,4 @@
-"""The packed layout computes what torch computes, row by row."""
+"""The packed layout gives the same results as torch, row by row."""
 
 import pytest
 import torch

@@ -98,7 +98,7 @@ def test_decode_graphs_padded_to_their_bucket_match_transformers(
         ("cuda", torch.bfloat16, True),
     ],
 )
-def test_kernel_that_cannot_do_it_is_not_even_tried(
+def test_choose_kernel_unsupported_case_does_not_run_the_kernel(
     device: str, dtype: torch.dtype, has_soft_cap: bool
 ) -> None:
     shape = BlockShape(16, 2, 64, dtype)

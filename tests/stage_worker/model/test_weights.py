@@ -1,4 +1,4 @@
-"""Loading: only a stage's own bytes, converted, and every flaw of a checkpoint by name."""
+"""Loading: reads only a stage's own bytes, converts them, and names a checkpoint's flaws."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def make_reader(folder: Path, dtype: torch.dtype) -> WeightReader:
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float16])
-def test_weight_reader_any_float_converts_as_torch_does(
+def test_weight_reader_any_float_dtype_converts_like_torch(
     folder: Path, stored: torch.dtype, wanted: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "_BUFFER_BYTES", 64)
@@ -121,7 +121,7 @@ def test_stage_load_integer_tensor_raises(folder: Path) -> None:
         StageRunner.load(Checkpoint.open(folder), make_spec(4), no_progress)
 
 
-def test_stage_load_flaw_in_another_stages_layer_is_not_its_own(folder: Path) -> None:
+def test_stage_load_flaw_in_another_stages_layer_is_ignored(folder: Path) -> None:
     rewrite(folder, **{NAME: None})
     stage = StageRunner.load(
         Checkpoint.open(folder), make_spec(2, first_layer=2, of=4), no_progress
@@ -129,14 +129,14 @@ def test_stage_load_flaw_in_another_stages_layer_is_not_its_own(folder: Path) ->
     assert stage.weights_bytes > 0
 
 
-def test_weight_reader_file_cut_after_opening_raises(folder: Path) -> None:
+def test_weight_reader_file_truncated_after_opening_raises(folder: Path) -> None:
     reader = make_reader(folder, torch.float32)
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"model\.safetensors ends within it"):
         reader.read(NAME, 96, 64)
 
 
-def test_weight_reader_file_gone_after_opening_raises(folder: Path) -> None:
+def test_weight_reader_file_removed_after_opening_raises(folder: Path) -> None:
     reader = make_reader(folder, torch.float32)
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="No such file"):

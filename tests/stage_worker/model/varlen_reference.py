@@ -1,4 +1,4 @@
-"""The documented meaning of `torch.nn.attention.varlen.varlen_attn`, written out for a CPU."""
+"""A CPU implementation of `torch.nn.attention.varlen.varlen_attn`, after its documentation."""
 
 from typing import Any
 

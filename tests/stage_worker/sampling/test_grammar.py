@@ -1,4 +1,4 @@
-"""Which tokens a grammar lets come: complete answers only, and the same after a replay."""
+"""The tokens that a grammar allows: complete documents only, and the same after a replay."""
 
 import json
 import random
@@ -94,7 +94,7 @@ def test_matcher_end_of_sequence_is_allowed_only_where_the_grammar_is_complete(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_matcher_made_anew_goes_on_as_the_one_before(
+def test_matcher_recreated_continues_like_the_first(
     seed: int, tokenizer: GrammarTokenizer, pool: ThreadPoolExecutor
 ) -> None:
     generated = walk(GrammarMatcher(JSON, tokenizer, pool), seed)
@@ -105,21 +105,23 @@ def test_matcher_made_anew_goes_on_as_the_one_before(
         followed.follow(generated[count : count + 1])
 
 
-def test_matcher_tokens_beside_the_grammar_are_a_typed_error(
+def test_matcher_tokens_that_violate_the_grammar_raise_grammar_error(
     tokenizer: GrammarTokenizer, words: PreTrainedTokenizerFast, pool: ThreadPoolExecutor
 ) -> None:
     with pytest.raises(GrammarError, match="doesn't satisfy the grammar"):
         GrammarMatcher(DATE, tokenizer, pool).forbidden(words.encode("hello"))
 
 
-def test_tokenizer_missing_is_a_typed_error(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_grammar_tokenizer_missing_file_raises_model_config_error(
+    tmp_path: Path, pool: ThreadPoolExecutor
+) -> None:
     tokenizer = GrammarTokenizer(tmp_path, VOCAB_SIZE, (EOS_ID,))
     with pytest.raises(ModelConfigError, match="tokenizer cannot be read"):
         GrammarMatcher(DATE, tokenizer, pool).forbidden(())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_sample_draws_the_likeliest_of_what_is_allowed_and_tells_the_models_own_logprob(
+def test_sample_with_grammar_takes_the_likeliest_allowed_and_reports_the_models_logprob(
     temperature: float, tokenizer: GrammarTokenizer
 ) -> None:
     sampling = SlotSampling(temperature=temperature, num_prompt_tokens=3, grammar=DATE)
@@ -139,7 +141,7 @@ def test_sample_draws_the_likeliest_of_what_is_allowed_and_tells_the_models_own_
     assert matchers.get(4) is None
 
 
-def test_sample_matcher_that_fails_costs_its_own_slot_alone(tokenizer: GrammarTokenizer) -> None:
+def test_sample_matcher_failure_affects_its_own_slot_only(tokenizer: GrammarTokenizer) -> None:
     sampling = SlotSampling(num_prompt_tokens=3, grammar=DATE)
     matchers = GrammarMatchers(tokenizer)
     matchers.apply(Step(0, opened_slots=(SlotOpening(0, sampling),)))

@@ -1,4 +1,4 @@
-"""Penalties, biases and suppressed tokens: what they do to logits, against plain arithmetic."""
+"""Penalties, biases and suppressed tokens, compared with plain arithmetic."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ ids = st.integers(0, VOCAB_SIZE - 1)
     st.dictionaries(ids, st.floats(-100, 100, width=32), max_size=3),
     st.integers(0, 1000),
 )
-def test_shaped_logits_are_what_the_formulas_say(
+def test_process_logits_matches_the_formulas(
     token_ids: list[int],
     num_prompt_tokens: int,
     presence: float,
@@ -57,7 +57,7 @@ def test_shaped_logits_are_what_the_formulas_say(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_suppressed_token_comes_only_from_its_position_on(temperature: float) -> None:
+def test_sample_suppressed_token_is_allowed_from_its_position_on(temperature: float) -> None:
     logits_BV = torch.tensor([[0.0, 50.0, 1.0]])
     sampling = SlotSampling(temperature=temperature, suppressed_ids=(1,), suppressed_until=7)
     early, late = (
@@ -67,7 +67,7 @@ def test_suppressed_token_comes_only_from_its_position_on(temperature: float) ->
     assert late.token_id == 1
 
 
-def test_logprobs_of_a_shaped_row_are_the_models_own() -> None:
+def test_sample_logprobs_of_processed_logits_are_the_models_own() -> None:
     logits_BV = torch.tensor([[0.0, 3.0, 1.0]])
     sampling = SlotSampling(num_logprobs=3, logit_bias=((0, 100.0),))
     [token] = sample(logits_BV, [SamplingInput(0, sampling, 5)])

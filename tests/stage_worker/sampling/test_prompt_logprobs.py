@@ -46,7 +46,7 @@ def assert_scores(model: TinyModel, request: Request, scored: list[ScoredToken])
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 32, WHOLE])
 @pytest.mark.parametrize("split", [(4,), (1, 2, 1)], ids=str)
-def test_prompts_in_any_split_and_chunk_size_score_as_transformers_says(
+def test_prompts_in_any_split_and_chunk_size_score_like_transformers(
     split: tuple[int, ...], chunk_size: int, model: TinyModel
 ) -> None:
     requests = [

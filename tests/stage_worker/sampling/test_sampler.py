@@ -1,4 +1,4 @@
-"""Which token is drawn: an independent reading of the cuts and of the inverse distribution."""
+"""Sampling, compared with an independent implementation of filters and inverse distribution."""
 
 from collections import Counter
 
@@ -59,7 +59,7 @@ def is_near_boundary(cumulative: npt.NDArray[np.float64], number: float) -> bool
 
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 10_000), samplings, st.integers(0, 2**20))
-def test_sample_any_parameters_inverts_the_cut_distribution(
+def test_sample_any_parameters_inverts_the_filtered_distribution(
     logits_seed: int, sampling: SlotSampling, position: int
 ) -> None:
     logits_V = make_logits(logits_seed)[0]
@@ -90,7 +90,7 @@ def test_sample_many_positions_follows_the_distribution() -> None:
 
 @settings(deadline=None)
 @given(st.lists(samplings, min_size=2, max_size=8), st.randoms())
-def test_sample_rows_in_any_order_and_company_draw_the_same_tokens(
+def test_sample_rows_in_any_order_and_batch_give_the_same_tokens(
     batch: list[SlotSampling], random: np.random.Generator
 ) -> None:
     logits_BV = make_logits(1, num_rows=len(batch))
@@ -133,13 +133,13 @@ def test_sample_greedy_takes_the_likeliest_and_ignores_the_seed() -> None:
         SlotSampling(temperature=1e-6, seed=3),
     ],
 )
-def test_sample_cut_to_one_token_takes_the_likeliest(sampling: SlotSampling) -> None:
+def test_sample_filtered_to_one_token_takes_the_likeliest(sampling: SlotSampling) -> None:
     logits_V = make_logits(4)[0]
     tokens = {draw_one(logits_V, sampling, position).token_id for position in range(20)}
     assert tokens == {int(logits_V.argmax())}
 
 
-def test_sample_top_k_with_ties_at_the_edge_keeps_exactly_k() -> None:
+def test_sample_top_k_with_ties_at_the_boundary_keeps_exactly_k() -> None:
     logits_V = torch.zeros(VOCAB_SIZE)
     logits_V[17] = 1.0
     sampling = SlotSampling(temperature=1.0, top_k=4)
@@ -147,7 +147,7 @@ def test_sample_top_k_with_ties_at_the_edge_keeps_exactly_k() -> None:
     assert tokens == {0, 1, 2, 17}
 
 
-def test_sample_logprobs_are_the_models_own_whatever_the_temperature() -> None:
+def test_sample_logprobs_are_independent_of_the_temperature() -> None:
     logits_V = make_logits(6)[0]
     expected = logits_V.log_softmax(-1)
     sampling = SlotSampling(temperature=3.0, top_k=2, num_logprobs=5, seed=1)

@@ -1,4 +1,4 @@
-"""Several links at once: what one of them waits for holds the step back, not the other links."""
+"""Several links: a slow one delays the next step, and not the other links."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -55,7 +55,7 @@ async def _linked() -> AsyncIterator[tuple[FanoutSender, list[_Peer]]]:
         yield await stack.enter_async_context(FanoutSender(plans)), peers
 
 
-async def test_send_gives_each_rank_its_part_with_the_same_header() -> None:
+async def test_send_each_rank_gets_its_part_with_the_same_header() -> None:
     hidden_TH = torch.arange(24.0).reshape(3, 8)
     async with _linked() as (ranks, peers):
         sent = await ranks.send(make_header(0), split_hidden(hidden_TH, ranks.parts))

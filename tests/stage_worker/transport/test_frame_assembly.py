@@ -1,4 +1,4 @@
-"""What a frame may say about its step: each value off the plan is refused, before allocation."""
+"""Every field of a frame that violates the plan is refused before allocation."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ from tests.stage_worker.wire import (
         ({"hidden_begin": 9, "hidden_end": 2}, "hidden interval"),
     ],
 )
-async def test_accept_activation_off_the_plan_raises_before_allocation(
+async def test_accept_activation_that_violates_the_plan_raises_before_allocation(
     changes: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "empty", _no_allocation)
@@ -87,7 +87,7 @@ async def test_accept_header_missing_or_of_another_step_raises_frame_error() -> 
         feed(make_receiver(receive_plan()), [other])
 
 
-async def test_accept_activation_missing_or_not_wanted_raises_frame_error() -> None:
+async def test_accept_activation_missing_or_unexpected_raises_frame_error() -> None:
     bare = make_frame(0)
     bare.head.ClearField("activation")
 

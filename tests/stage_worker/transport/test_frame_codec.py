@@ -1,4 +1,4 @@
-"""The frame codec against protobuf's own, both ways."""
+"""The frame codec against protobuf's own, in both directions."""
 
 from contextlib import suppress
 
@@ -101,6 +101,6 @@ def test_decode_frame_payload_is_not_copied() -> None:
         b"\x0a\x02\xff\xff",  # epoch that is no message
     ],
 )
-def test_decode_frame_garbage_raises_frame_error(data: bytes) -> None:
+def test_decode_frame_malformed_raises_frame_error(data: bytes) -> None:
     with pytest.raises(FrameError, match="frame encoding: expected a protobuf Frame, got"):
         decode_frame(data)

@@ -1,4 +1,4 @@
-"""Which rank is joined to which, and that the parts are all of an activation, once."""
+"""The links between ranks, and that their parts cover an activation exactly once."""
 
 import torch
 from hypothesis import given
@@ -8,7 +8,7 @@ from stage_worker.transport.hidden_partition import hidden_interval, overlapping
 
 
 @given(tp_size=st.integers(1, 8), hidden_size=st.integers(8, 100), data=st.data())
-def test_joined_as_many_ranks_on_both_sides_is_the_own_rank_alone(
+def test_overlapping_ranks_equal_numbers_is_the_same_rank_alone(
     tp_size: int, hidden_size: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, tp_size - 1))
@@ -19,7 +19,7 @@ def test_joined_as_many_ranks_on_both_sides_is_the_own_rank_alone(
 @given(
     num_senders=st.integers(1, 8), num_receivers=st.integers(1, 8), hidden_size=st.integers(8, 100)
 )
-def test_joined_both_sides_see_the_same_parts_and_every_column_goes_once(
+def test_overlapping_ranks_are_symmetric_and_cover_every_column_once(
     num_senders: int, num_receivers: int, hidden_size: int
 ) -> None:
     sent = {
@@ -41,12 +41,12 @@ def test_joined_both_sides_see_the_same_parts_and_every_column_goes_once(
     assert sorted(columns) == list(range(hidden_size))
 
 
-def test_joined_two_ranks_meet_three_where_their_intervals_do() -> None:
+def test_overlapping_ranks_two_and_three_ranks() -> None:
     assert overlapping_ranks((0, 32), 64, 3) == {0: (0, 22), 1: (22, 32)}
     assert overlapping_ranks((32, 64), 64, 3) == {1: (32, 43), 2: (43, 64)}
 
 
-def test_cut_parts_are_contiguous_pieces_of_the_ranks_interval() -> None:
+def test_split_hidden_parts_are_contiguous() -> None:
     hidden_TH = torch.arange(12.0).reshape(2, 6)
     first, second = split_hidden(hidden_TH, ((10, 14), (14, 16)))
     assert first is not None
@@ -56,5 +56,5 @@ def test_cut_parts_are_contiguous_pieces_of_the_ranks_interval() -> None:
     assert second.is_contiguous()
 
 
-def test_cut_of_a_step_without_tokens_is_nothing_for_each_part() -> None:
+def test_split_hidden_step_without_tokens_is_none_for_each_part() -> None:
     assert split_hidden(None, ((0, 4), (4, 8))) == (None, None)

@@ -1,4 +1,4 @@
-"""What overtakes a large activation that is under way: credits, failures and the end."""
+"""Credits, failures and the end of a link take effect during a large send."""
 
 import asyncio
 from contextlib import suppress
@@ -16,7 +16,7 @@ from tests.stage_worker.wire import HIDDEN_SIZE, linked, make_header, next_frame
 WAIT_SECONDS = 20.0
 
 
-async def test_failure_of_the_peer_is_heard_while_a_large_activation_is_under_way() -> None:
+async def test_peer_failure_arrives_during_a_large_send() -> None:
     is_blocked = asyncio.Event()
 
     async def handler(context: ForwardContext) -> None:
@@ -35,7 +35,7 @@ async def test_failure_of_the_peer_is_heard_while_a_large_activation_is_under_wa
     assert caught.value.cause in ("step_gap", "stream_closed")
 
 
-async def test_end_of_the_link_overtakes_a_large_activation_that_is_under_way() -> None:
+async def test_close_ends_a_large_send() -> None:
     has_begun, has_ended = asyncio.Event(), asyncio.Event()
 
     async def handler(context: ForwardContext) -> None:
@@ -56,7 +56,7 @@ async def test_end_of_the_link_overtakes_a_large_activation_that_is_under_way() 
             await sending
 
 
-async def test_credits_arrive_while_a_large_activation_is_under_way() -> None:
+async def test_credits_arrive_during_a_large_send() -> None:
     async def handler(context: ForwardContext) -> None:
         for _ in range(2):
             await next_frame(context)

@@ -1,4 +1,4 @@
-"""Activations larger than any message: they go in chunks, whole, and the loop goes on meanwhile."""
+"""Activations larger than any message are sent in chunks, without blocking the event loop."""
 
 import asyncio
 from typing import Never
@@ -13,7 +13,7 @@ NUM_TOKENS, WIDTH = 12, 1 << 20
 NUM_CHUNKS = NUM_TOKENS * WIDTH * 4 // CHUNK_BYTES
 
 
-async def test_step_larger_than_any_message_arrives_whole_while_the_loop_turns() -> None:
+async def test_step_larger_than_any_message_arrives_without_blocking_the_event_loop() -> None:
     # Case 19 (exo#1296, LocalAI#1150): silent death beyond the message limit. Case 28
     # (grpc#39803): a large message blocks the event loop.
     hidden_TH = torch.arange(NUM_TOKENS * WIDTH, dtype=torch.float32).reshape(NUM_TOKENS, WIDTH)

@@ -1,4 +1,4 @@
-"""Ten thousand frames made by chance: each is refused by a typed error or taken, within the cap."""
+"""Ten thousand random frames: each is accepted or raises a typed error, in bounded memory."""
 
 import random
 from unittest.mock import patch
@@ -40,7 +40,9 @@ def spoiled(data: bytes, chance: random.Random) -> bytes:
 
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**64 - 1), st.binary(max_size=64))
-def test_random_frames_are_refused_or_taken_within_the_cap(seed: int, garbage: bytes) -> None:
+def test_random_frames_are_refused_or_accepted_within_the_memory_limit(
+    seed: int, garbage: bytes
+) -> None:
     # 500 examples of 20 frames each.
     chance, reserved = random.Random(seed), 0
 

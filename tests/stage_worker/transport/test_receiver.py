@@ -1,4 +1,4 @@
-"""Frames into steps: assembly from one and several senders, and their order and window."""
+"""Assembly of frames into steps, from one and several senders; their order and window."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ async def test_take_empty_step_and_first_stage_carry_no_tensor() -> None:
     assert (await first.take()).hidden is None
 
 
-async def test_accept_within_window_goes_on_as_credits_are_granted() -> None:
+async def test_accept_within_window_continues_as_credits_are_granted() -> None:
     receiver = make_receiver(receive_plan(window=2))
     sender = feed(receiver, [make_frame(0), make_frame(1)])
 

@@ -1,4 +1,4 @@
-"""The results log: buffered from the start, bounded, one reader, and the failure at the end."""
+"""The result stream: buffered from the start, bounded, one reader, failure at the end."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from stage_worker.transport.result_stream import ResultStream
 EPOCH = stage_pb2.EpochId(coordinator_id="coordinator", counter=1)
 
 
-async def test_messages_late_reader_gets_everything_and_the_failure() -> None:
+async def test_messages_late_reader_gets_all_results_and_the_failure() -> None:
     log = ResultStream(EPOCH)
     await log.put(StepResult(0))
     await log.put(StepResult(1))

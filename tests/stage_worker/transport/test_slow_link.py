@@ -1,4 +1,4 @@
-"""A link that is slow, and one that is dead, while a large activation is on its way."""
+"""A slow link and a dead link during a large send."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -56,7 +56,7 @@ async def linked_through(peer: Peer) -> AsyncIterator[tuple[FaultProxy, FanoutSe
 
 
 @pytest.mark.timeout(90)
-async def test_link_that_is_slow_but_moves_carries_an_activation_to_its_end() -> None:
+async def test_slow_link_completes_a_large_send() -> None:
     async with linked_through(Peer()) as (proxy, link):
         proxy.set(Faults(bytes_per_second=SLOW_BYTES_PER_SECOND))
         hidden_TH = torch.zeros(NUM_TOKENS, HIDDEN_SIZE)
@@ -71,7 +71,7 @@ async def test_link_that_is_slow_but_moves_carries_an_activation_to_its_end() ->
         await asyncio.wait((listening,))
 
 
-async def test_link_that_stands_still_under_a_large_activation_is_noticed_in_time() -> None:
+async def test_stalled_link_during_a_large_send_times_out() -> None:
     peer = Peer()
     async with linked_through(peer) as (proxy, link):
         listening = asyncio.create_task(link.read_credits())

@@ -1,4 +1,4 @@
-"""A stage that stands still: how far the steps before it go, and that all of them arrive after."""
+"""A stalled stage: how many steps wait before it, and that all of them arrive later."""
 
 import asyncio
 from typing import Any
@@ -71,7 +71,7 @@ async def send_all(stream: Any, epoch: Any, is_open: asyncio.Event) -> int:
     return num_sent_when_stuck
 
 
-async def test_stage_that_stands_still_fills_no_queue_beyond_its_bound(
+async def test_stalled_stage_fills_no_queue_beyond_its_bound(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 20 (exo#1726): back-pressure, and nothing dropped."""

@@ -1,4 +1,4 @@
-"""The link to the next stage: how a step is cut, how credits hold it back, and how it ends."""
+"""The link to the next stage: chunks, credits and the end of the stream."""
 
 import asyncio
 from typing import Any
@@ -31,7 +31,7 @@ def test_step_frames_small_step_is_one_frame() -> None:
 
 
 @pytest.mark.parametrize(("chunk_bytes", "offsets"), [(48, [0, 48]), (40, [0, 40, 80])])
-def test_step_frames_large_step_is_cut_and_the_header_goes_first(
+def test_step_frames_large_step_is_chunked_with_the_header_first(
     chunk_bytes: int, offsets: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage_sender, "CHUNK_BYTES", chunk_bytes)
@@ -133,7 +133,7 @@ async def test_read_credits_peer_closes_raises_epoch_ended() -> None:
             await link.send(make_header(1), None)
 
 
-async def test_connect_nobody_there_raises_and_closes() -> None:
+async def test_connect_without_a_peer_raises_and_closes() -> None:
     with pytest.raises(EpochEndedError, match=r"next stage 127\.0\.0\.1:1"):
         async with StageSender(link_plan("127.0.0.1:1")):
             raise AssertionError("connected to nobody")
