@@ -72,7 +72,7 @@ def remove_stale_files() -> None:
         if _NAME.fullmatch(segment.name) and _unlink_unheld(segment):
             if path != segment:
                 path.unlink(missing_ok=True)
-            _log.info("leftover_swept", path=str(path))
+            _log.info("stale_file_removed", path=str(path))
 
 
 def _open_locked(path: Path) -> int:

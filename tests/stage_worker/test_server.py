@@ -46,7 +46,7 @@ async def _start(mesh: _Mesh) -> tuple[grpc.aio.Server, str]:
 
 
 async def _health_of(channel: grpc.aio.Channel, service: str) -> int:
-    """What grpc.health.v1 says about a service."""
+    """The grpc.health.v1 status of a service."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     response = await stub.Check(health_pb2.HealthCheckRequest(service=service))
     return int(response.status)

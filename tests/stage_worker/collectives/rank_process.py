@@ -60,7 +60,7 @@ def run_collectives(group: RankGroup) -> object:
 
 
 def run_sums_at_once(group: RankGroup) -> object:
-    """Two sums under way, and a third collective beside one of them."""
+    """Two concurrent sums, and a third collective during one of them."""
     group.agree(Step(0), None)
     first = group.begin_all_reduce_(torch.full((3,), float(group.rank + 1)))
     second = group.begin_all_reduce_(torch.full((2, 2), 10.0 * (group.rank + 1)))
@@ -70,15 +70,15 @@ def run_sums_at_once(group: RankGroup) -> object:
 
 
 def connect_to_one_that_is_gone(group: RankGroup) -> object:
-    """Rank 1 is killed after the agreement, before it has connected; rank 0 is told while it waits.
+    """Rank 1 exits after the agreement, before it connects; rank 0 is aborted while it waits.
 
-    Returns how long rank 0 then waits.
+    Returns the seconds that rank 0 then waits.
     """
     assert isinstance(group, TorchGroup)
     if group.rank == 1:
         agree(group._segment, Step(0), None)
         os._exit(1)
-    connecting, told_at = threading.Event(), []
+    connecting, aborted_at = threading.Event(), []
     make = group._make
 
     def make_and_say_so(path: Path, made: Future[Any]) -> None:
@@ -87,7 +87,7 @@ def connect_to_one_that_is_gone(group: RankGroup) -> object:
 
     def tell() -> None:
         connecting.wait()
-        told_at.append(time.monotonic())
+        aborted_at.append(time.monotonic())
         group.abort(EpochEndedError(cause="sender_gone", detail="a stream broke"))
 
     group._make = make_and_say_so  # type: ignore[method-assign]
@@ -95,12 +95,12 @@ def connect_to_one_that_is_gone(group: RankGroup) -> object:
     try:
         group.agree(Step(0), None)
     except EpochEndedError as error:
-        return [error.cause, time.monotonic() - told_at[0]]
+        return [error.cause, time.monotonic() - aborted_at[0]]
     return None
 
 
 def close_beside_one_that_is_stopped(group: RankGroup) -> object:
-    """How long rank 0's `close` takes while rank 1, which rank 0's sum waits for, is stopped."""
+    """Seconds of rank 0's `close` while rank 1, which its sum waits for, is stopped."""
     group.agree(Step(0), None)
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -112,7 +112,7 @@ def close_beside_one_that_is_stopped(group: RankGroup) -> object:
 
 
 def wait_for_one_that_leaves(group: RankGroup, *, is_killed: bool) -> object:
-    """Rank 1 is gone after the agreement, and rank 0 in a collective."""
+    """Rank 1 exits after the agreement while rank 0 is in a collective."""
     group.agree(Step(0), None)
     if group.rank == 1 and is_killed:
         os._exit(1)
@@ -145,8 +145,8 @@ def main() -> None:
     except StagemeshError as error:
         answer = {"code": error.code, "cause": getattr(error, "cause", ""), "text": str(error)}
     print(json.dumps(answer), flush=True)  # noqa: T201
-    # Both stay until both have answered: who closes ends the waits of others, also for what has
-    # come and was not looked at yet.
+    # Both stay until both have printed: a close ends the other rank's waits, also for data that has
+    # arrived and has not been read.
     sys.stdin.read()
     group.close()
 

@@ -48,7 +48,7 @@ def started(
 
 
 def run_both(folder: Path, scenario: str, overlap: str = "auto") -> list[Any]:
-    """What each rank printed; the input of both stays open until both have, or are gone."""
+    """What each rank printed; the input of both stays open until both have printed or exited."""
     name = f"test-gloo-{uuid4().hex}"
     with ExitStack() as stack:
         ranks = [
@@ -57,10 +57,10 @@ def run_both(folder: Path, scenario: str, overlap: str = "auto") -> list[Any]:
         answers = [rank.stdout.readline() if rank.stdout else "" for rank in ranks]
         for number, (rank, answer) in enumerate(zip(ranks, answers, strict=True)):
             _, errors = rank.communicate(timeout=TIMEOUT_SECONDS)
-            # Shown where the test fails.
-            told = f"exited with {rank.returncode} after {answer!r}: {errors}"
-            sys.stderr.write(f"rank {number} {told}\n")
-    # A rank that still connects when its group is closed may write its store anew.
+            # Shown if the test fails.
+            report = f"exited with {rank.returncode} after {answer!r}: {errors}"
+            sys.stderr.write(f"rank {number} {report}\n")
+    # A rank that connects while its group is closed may create its store again.
     remove_stale_files()
     path = segment_path(name)
     assert not list(path.parent.glob(f"{path.name}*"))
@@ -111,7 +111,7 @@ def test_gloo_rank_killed_before_it_connects_ends_the_other_ranks_wait(
 
 
 def test_gloo_close_with_a_stopped_peer_does_not_wait(tmp_path: Path) -> None:
-    """gloo itself would wait for the collective timeout, and the device with it."""
+    """gloo itself would block the device until the collective timeout."""
     name = f"test-gloo-{uuid4().hex}"
     with (
         started(tmp_path, name, 0, "stopped") as first,

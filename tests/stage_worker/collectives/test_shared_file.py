@@ -19,7 +19,7 @@ from stage_worker.collectives.shared_file import (
     store_path,
 )
 
-# One rank of two, which meets nobody.
+# One rank of two, without its peer.
 RANK = """
 import sys
 from stage_worker.collectives.group_factory import GroupSpec, open_group
@@ -31,7 +31,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """In place of /dev/shm; at the end nothing of ours may be left in it."""
+    """Replaces /dev/shm; at the end it must contain no files of the group."""
     monkeypatch.setattr(shared_file, "_folder", lambda: tmp_path)
     yield tmp_path
     remove_stale_files()
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_remove_stale_files_after_all_ranks_were_killed_leaves_no_file() -> None:
-    """In the real place, by a real process that is killed."""
+    """Uses /dev/shm and a process that is killed."""
     name = f"test-killed-{id(sys)}"
     process = subprocess.Popen(
         [sys.executable, "-c", RANK, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -78,7 +78,7 @@ def test_gathers_uneven_columns_are_concatenated(
 
 
 def test_begin_all_reduce_concurrent_sums_do_not_mix(make_groups: OpenGroups) -> None:
-    """As two slices of a step begin and finish them, with another collective in between."""
+    """Two sums begun and finished like those of two slices, with a collective in between."""
 
     def run(group: RankGroup) -> list[float]:
         totals = []
@@ -88,7 +88,7 @@ def test_begin_all_reduce_concurrent_sums_do_not_mix(make_groups: OpenGroups) ->
                 totals.append(float(pending.pop(0).finish().mean()))
             other = torch.full((1,), float(group.rank))
             totals.append(float(group.all_reduce_(other)))
-            # Longer than a piece now and then.
+            # Sometimes longer than a piece.
             size = 300_000 if number % 50 == 7 else 1 + number % 5
             x = torch.full((size,), float(number + group.rank))
             pending.append(group.begin_all_reduce_(x))
@@ -235,8 +235,8 @@ def test_group_without_room_for_its_memory_raises_with_the_path(
     error = caught.value
     assert error.path == str(segment_path(name))
     assert (error.num_bytes > 2**20, error.available_bytes > 0) == (True, True)
-    for told in (f"{error.num_bytes:,} bytes", f"{error.available_bytes:,} bytes are free"):
-        assert told in str(error)
+    for expected in (f"{error.num_bytes:,} bytes", f"{error.available_bytes:,} bytes are free"):
+        assert expected in str(error)
     assert not segment_path(name).exists()
 
 

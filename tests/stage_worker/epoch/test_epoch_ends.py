@@ -85,8 +85,8 @@ async def test_failure_in_a_later_stage_reaches_every_stream(tiny_model: TinyMod
             assert (await next_result(results)).failure.code == "slot"
         assert await stream_error(stream) == (grpc.StatusCode.UNAVAILABLE, "epoch_ended")
         failure = await read_failure(workers[0], epoch)
-        told = f"next stage {workers[1].address}: slot 0: refused here"
-        assert (failure.code, failure.message) == ("slot", told)
+        expected = f"next stage {workers[1].address}: slot 0: refused here"
+        assert (failure.code, failure.message) == ("slot", expected)
 
 
 async def test_next_stage_that_unloads_ends_the_epoch_with_its_address(

@@ -1,6 +1,6 @@
 """Every family in memory, in one to three stages of one or two ranks and any chunks.
 
-Transformers is the oracle.
+Transformers is the reference.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_family_mixed_batch_in_any_split_and_chunk_size_matches_transformers(
 def test_family_in_alternating_slices_matches_transformers(
     name: str, chunk_size: int, make_model: MakeModel
 ) -> None:
-    """Steps of decodes, chunks and both are cut in two, between sequences and inside them."""
+    """Steps of decodes, chunks and both are split, between sequences and inside them."""
     model, family = make_model(name), TINY_FAMILIES[name]
     requests = [
         Request(make_prompt(length, seed), num_tokens=4, sampling=EVERYTHING, start=2 * seed)

@@ -63,7 +63,7 @@ Lane = tuple[tuple[int, int] | None, int, int]
 
 
 class Wire:
-    """Everything that came to receivers: bytes of activations, and a digest of all."""
+    """Everything that receivers got: bytes of activations, and digests of the contents."""
 
     def __init__(self) -> None:
         self.num_bytes: Counter[Lane] = Counter()
@@ -73,14 +73,14 @@ class Wire:
         head = stage_pb2.Frame()
         head.CopyFrom(frame.head)
         head.ClearField("epoch")
-        lane = (interval, sender.rank, frame.head.step)
-        self.num_bytes[lane] += frame.payload.nbytes
-        content = self._hashes.setdefault(lane, sha256())
+        link = (interval, sender.rank, frame.head.step)
+        self.num_bytes[link] += frame.payload.nbytes
+        content = self._hashes.setdefault(link, sha256())
         content.update(head.SerializeToString(deterministic=True))
         content.update(frame.payload)
 
     def digests(self) -> dict[Lane, str]:
-        return {lane: content.hexdigest() for lane, content in self._hashes.items()}
+        return {link: content.hexdigest() for link, content in self._hashes.items()}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture
 def wires(monkeypatch: pytest.MonkeyPatch) -> list[Wire]:
-    """The last one is what receivers tell."""
+    """Records of what receivers get; the last one is that of the current run."""
     recorded: list[Wire] = []
     accept = Receiver.accept
 
@@ -105,17 +105,17 @@ def wires(monkeypatch: pytest.MonkeyPatch) -> list[Wire]:
 async def _run(
     stages: Stages, counter: int, overlap: stage_pb2.Overlap
 ) -> list[tuple[int, int, int]]:
-    """All steps in an epoch of their own; step, slot and token of all that was sampled."""
+    """Runs all steps in a new epoch; returns step, slot and id of every sampled token."""
     epoch = await open_epoch_on_ranks(stages, counter, overlap=overlap)
     results = stages[-1][0].results(epoch)
     sending = asyncio.gather(*(_send(worker, epoch) for worker in stages[0]))
-    told = [await next_result(results) for _ in STEPS]
+    received = [await next_result(results) for _ in STEPS]
     await sending
-    return [(each.step, token.slot, token.token_id) for each in told for token in each.sampled]
+    return [(each.step, token.slot, token.token_id) for each in received for token in each.sampled]
 
 
 async def _send(worker: LiveWorker, epoch: stage_pb2.EpochId) -> None:
-    """One step for each credit, which the strictest window allows."""
+    """Sends one step for each credit, as the smallest window requires."""
     stream = worker.forward()
     for step in STEPS:
         await stream.write(coordinator_frame(epoch, step))
@@ -139,7 +139,7 @@ async def test_overlap_on_and_off_send_the_same_bytes_and_sample_the_same_tokens
     assert len(tokens[0]) == 11
     assert tokens == [tokens[0]] * 3
     assert off.digests() == auto.digests()
-    # Slices change the last bits of what ranks compute, and nothing else.
+    # Slices change only the last bits of the ranks' results.
     assert off.num_bytes == on.num_bytes
     if max(tp_sizes) == 1:
         assert off.digests() == on.digests()

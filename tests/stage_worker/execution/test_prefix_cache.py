@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 class ScheduledPipeline:
-    """Stages that run what a scheduler makes, a few steps behind it."""
+    """Stages that run a scheduler's steps, a few steps after it makes them."""
 
     def __init__(self, stages: list[StageRunner], num_blocks: int, prefix_caching: bool) -> None:
         limits = SchedulerLimits(

@@ -1,4 +1,4 @@
-"""Stages of several ranks: what their lanes carry, and how all of them end where one of them fails.
+"""Stages of several ranks: what their links carry, and that one rank's failure ends all of them.
 
 Cases 3 (sglang#28424, #10214, exo PR#2048: ranks that decide by themselves diverge and hang) and 15
 (TGI#654: the collectives' timeout is hard-coded).
@@ -30,7 +30,7 @@ from tests.stage_worker.live_workers import (
 from tests.tiny_models import TinyModel, make_tiny_llama
 
 ROW_BYTES = 4 * 64  # of one token's hidden state
-# Far from what a rank waits for others in a collective, also on a busy machine.
+# Much less than the collective timeout, also on a busy machine.
 AT_ONCE_SECONDS = 10.0
 
 
@@ -42,7 +42,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 @pytest.fixture
 def wire_bytes(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, int]]:
-    """Payload bytes that came, by the sending rank and the begin of the receiver's interval."""
+    """Received payload bytes, by the sending rank and the begin of the receiver's interval."""
     counted: Counter[tuple[int, int]] = Counter()
     accept = Receiver.accept
 
@@ -79,7 +79,7 @@ async def test_link_carries_exactly_the_interval_that_its_ranks_share(
         epoch = await open_epoch_on_ranks(stages)
         result = await _run(stages, epoch, prefill())
     assert wire_bytes == {
-        lane: len(PROMPT) * width * ROW_BYTES // 64 for lane, width in parts.items()
+        link: len(PROMPT) * width * ROW_BYTES // 64 for link, width in parts.items()
     }
     expected = tiny_model.logprobs(PROMPT)[-1]
     assert result.sampled[0].token_id == int(expected.argmax())
@@ -145,7 +145,7 @@ async def test_rank_with_a_different_header_ends_the_epoch_on_all_ranks(
         assert [failure.code for failure in failures] == [code, code]
         for failure in failures:
             assert all(value in failure.message for value in values)
-        # None of them is left in a collective: the next epoch serves.
+        # No rank is left in a collective: the next epoch serves.
         epoch = await open_epoch_on_ranks(stages, counter=2)
         assert len((await _run(stages, epoch, prefill())).sampled) == 1
 
@@ -173,9 +173,9 @@ async def test_rank_with_a_malformed_activation_ends_the_epoch_on_all_ranks(
             await worker.forward().write(coordinator_frame(epoch, prefill()))
         async with asyncio.timeout(AT_ONCE_SECONDS):
             failures = [await read_failure(worker, epoch) for worker in workers]
-    told = [failure for failure in failures if failure.code == "frame"]
-    assert told[-1].message.endswith("activation rows: expected 5, got 6")
-    assert len(told) >= 3
+    reported = [failure for failure in failures if failure.code == "frame"]
+    assert reported[-1].message.endswith("activation rows: expected 5, got 6")
+    assert len(reported) >= 3
 
 
 async def test_rank_whose_peer_gets_no_step_times_out(
@@ -204,7 +204,7 @@ async def test_rank_whose_epoch_ends_leaves_its_collective(
 
 
 async def _run(stages: Stages, epoch: stage_pb2.EpochId, step: Step) -> stage_pb2.StepResult:
-    """Sends one step to stage 0's ranks; the last stage's result of it, from its rank 0."""
+    """Sends one step to stage 0's ranks; returns the result of the last stage's rank 0."""
     for worker in stages[0]:
         await worker.forward().write(coordinator_frame(epoch, step))
     return await next_result(stages[-1][0].results(epoch))

@@ -185,7 +185,7 @@ def test_rank_with_a_different_header_ends_the_step_on_all_ranks(stage: RankedSt
 
 
 def test_rank_in_a_collective_ends_when_another_aborts(stage: RankedStage) -> None:
-    """Nobody hangs: rank 1 admits the step, and then is gone."""
+    """Rank 1 accepts the step and then aborts; no rank hangs."""
     sampling = SlotSampling()
     chunk = SequenceChunk(0, 0, (1, 2, 3), new_block_ids=(0,), sample=True)
     step = Step(0, opened_slots=(SlotOpening(0, sampling),), chunks=(chunk,))

@@ -16,7 +16,7 @@ OPENING = SlotOpening(1, SlotSampling())
 
 @pytest.fixture
 def slots() -> Iterator[SlotTable]:
-    """Slot 1 is open and holds 5 tokens in blocks 4 and 0; all is released at the end."""
+    """Slot 1 is open with 5 tokens in blocks 4 and 0; all are released at the end."""
     table = SlotTable(LIMITS)
     chunk = SequenceChunk(1, 0, (7, 7, 7, 7, 7), new_block_ids=(4, 0))
     table.apply(Step(0, opened_slots=(OPENING,), chunks=(chunk,)))

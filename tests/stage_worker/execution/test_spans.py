@@ -10,7 +10,7 @@ CHUNKS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 50)), min_size=1,
 
 
 def make_step(*chunks: tuple[int, int]) -> Step:
-    """By numbers of tokens and positions."""
+    """A step of chunks with these numbers of tokens and positions."""
     return Step(
         0,
         chunks=tuple(

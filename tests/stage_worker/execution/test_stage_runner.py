@@ -44,7 +44,7 @@ def make_step(*token_ids: int, number: int = 0, position: int = 0, sample: bool 
 
 
 def no_progress(done: int, total: int) -> None:
-    """For loads that nobody watches."""
+    """A progress callback that does nothing."""
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(folder: Path, part: list[object]) -> tuple[int, int, int]:
-    """Bytes of weights, of memory at the peak, and read."""
+    """Bytes of weights, of peak memory, and read."""
     command = [sys.executable, "-c", MEASURE, str(folder), json.dumps(part)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     weights_bytes, peak_bytes, read_bytes = json.loads(run.stdout)

@@ -14,7 +14,7 @@ ELSEWHERE = "192.0.2.1:50100"
 
 
 @pytest.mark.parametrize(
-    ("dial_policy", "says"),
+    ("dial_policy", "message"),
     [
         (DialPolicy(), f"the next stage's address {ELSEWHERE} .*--tls-dir.*--insecure-mesh"),
         (DialPolicy(is_insecure=True), f"next stage {ELSEWHERE}: "),
@@ -22,12 +22,12 @@ ELSEWHERE = "192.0.2.1:50100"
     ids=["loopback", "insecure"],
 )
 async def test_open_epoch_next_stage_beyond_loopback_is_dialled_only_if_allowed(
-    tmp_path: Path, dial_policy: DialPolicy, says: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dial_policy: DialPolicy, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever can have a worker dial anything that it reaches can look around in its network."""
+    """A worker that dials any address lets its caller scan the worker's network."""
     monkeypatch.setattr(stage_sender, "_CONNECT_SECONDS", 0.2)
     folder = make_tiny_llama(tmp_path, "tied_gqa").folder
     async with live_workers(1, dial_policy) as (worker,):
         await worker.load(make_assignments(folder, (3, 1))[0])
-        with pytest.raises(grpc.aio.AioRpcError, match=says):
+        with pytest.raises(grpc.aio.AioRpcError, match=message):
             await worker.open_epoch(make_opening(1, next_addresses=[ELSEWHERE]))

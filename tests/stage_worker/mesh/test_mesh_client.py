@@ -31,12 +31,14 @@ async def _joining(
     address: str,
     make_hello: Callable[[], Awaitable[mesh_pb2.Hello]] = make_hello,
 ) -> AsyncIterator[asyncio.Queue[bool]]:
-    """Stays joined; yields what it tells about that."""
-    told: asyncio.Queue[bool] = asyncio.Queue()
-    task = asyncio.create_task(maintain_membership(address, make_hello, told.put, stays_forever()))
+    """Joins; yields the queue of its `set_joined` calls."""
+    joined: asyncio.Queue[bool] = asyncio.Queue()
+    task = asyncio.create_task(
+        maintain_membership(address, make_hello, joined.put, stays_forever())
+    )
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            yield told
+            yield joined
     finally:
         task.cancel()
         await asyncio.wait((task,))
@@ -58,8 +60,8 @@ async def test_maintain_membership_same_refusal_repeatedly_is_logged_once() -> N
         await asyncio.Event().wait()
 
     with capture_logs() as logs:
-        async with serving(FakeMesh(behaviour)) as address, _joining(address) as told:
-            while not await told.get():
+        async with serving(FakeMesh(behaviour)) as address, _joining(address) as joined:
+            while not await joined.get():
                 pass
     assert [log["reason"] for log in logs if log["event"] == "not_joined"] == ["full", "closing"]
 
@@ -121,10 +123,10 @@ async def test_maintain_membership_coordinator_lost_reports_not_joined() -> None
     async def leave(context: Context) -> None:
         await welcome(context)
 
-    async with serving(FakeMesh(leave)) as address, _joining(address) as told:
-        while not await told.get():
+    async with serving(FakeMesh(leave)) as address, _joining(address) as joined:
+        while not await joined.get():
             pass
-        assert await told.get() is False
+        assert await joined.get() is False
 
 
 @pytest.mark.parametrize("heartbeat_seconds", [0.0, -1.0, float("nan")])

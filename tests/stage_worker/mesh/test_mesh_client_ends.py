@@ -57,7 +57,7 @@ async def test_maintain_membership_server_without_mesh_is_refused_with_a_hint() 
 
 
 async def test_maintain_membership_http_server_is_refused_with_the_mesh_port() -> None:
-    """An --http API is easily taken for the --mesh address: both are a coordinator's."""
+    """The --http and --mesh addresses of a coordinator are easily confused."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(100)
@@ -77,10 +77,10 @@ async def test_maintain_membership_released_returns() -> None:
         await context.write(mesh_pb2.CoordinatorMessage(released=mesh_pb2.Released()))
         await asyncio.Event().wait()
 
-    told: asyncio.Queue[bool] = asyncio.Queue()
+    joined: asyncio.Queue[bool] = asyncio.Queue()
     async with serving(FakeMesh(behaviour)) as address, asyncio.timeout(WAIT_SECONDS):
-        await maintain_membership(address, make_hello, told.put, stays_forever())
-    assert [told.get_nowait(), told.get_nowait()] == [True, False]
+        await maintain_membership(address, make_hello, joined.put, stays_forever())
+    assert [joined.get_nowait(), joined.get_nowait()] == [True, False]
 
 
 async def test_maintain_membership_leave_request_is_sent_and_ends_with_the_release() -> None:

@@ -1,7 +1,7 @@
 """The one-call attention of CUDA devices and its graphs, as far as a CPU can tell.
 
 The kernel is written out (`varlen_reference.py`), a graph computes anew; plans, tables, windows and
-padding are the real ones, and Transformers is the oracle.
+padding are the real ones, and Transformers is the reference.
 """
 
 from itertools import repeat
@@ -44,7 +44,7 @@ def requests(num_tokens: int = 5) -> list[Request]:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, kernel: AttentionKernel) -> None:
-    """Stages attend by `kernel`, which is written out."""
+    """Stages use the CPU implementation of `kernel`."""
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     monkeypatch.setattr(stage_module, "choose_kernel", lambda *_, **__: kernel)
 

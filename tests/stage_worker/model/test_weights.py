@@ -23,7 +23,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
+    """A copy that a test may change."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((tiny_folder / name).read_bytes())
     return tmp_path
@@ -36,7 +36,7 @@ def rewrite(folder: Path, **changes: Tensor | None) -> None:
 
 
 def no_progress(done: int, total: int) -> None:
-    """For loads that nobody watches."""
+    """A progress callback that does nothing."""
 
 
 def make_reader(folder: Path, dtype: torch.dtype) -> WeightReader:

@@ -22,7 +22,7 @@ def varlen_attn(
     block_table: Tensor | None,
     num_splits: int | None,
 ) -> Tensor:
-    """Sequence by sequence, and query by query the keys that it may see."""
+    """Computes each query's attention separately, over the keys that it may attend to."""
     assert num_splits == 1
     assert window_size[1] == 0
     assert all(t is None or t.dtype == torch.int32 for t in (cu_seq_q, cu_seq_k, seqused_k))
@@ -62,7 +62,7 @@ def _held(
 
 
 class EagerGraph:
-    """In place of a CUDA graph: a replay computes anew, into the same memory."""
+    """Replaces a CUDA graph: a replay computes again, into the same memory."""
 
     def __init__(self, forward: Any, bucket: int) -> None:
         self._forward = forward

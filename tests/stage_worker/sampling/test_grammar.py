@@ -43,7 +43,7 @@ def words(folder: Path) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path, words: PreTrainedTokenizerFast) -> GrammarTokenizer:
-    """With more rows than the tokenizer has tokens, as many models have."""
+    """A tokenizer for a vocabulary with more rows than tokens, as in many models."""
     return GrammarTokenizer(folder, VOCAB_SIZE + 16, (EOS_ID,))
 
 
@@ -53,7 +53,7 @@ def pool() -> ThreadPoolExecutor:
 
 
 def walk(matcher: GrammarMatcher, seed: int) -> tuple[int, ...]:
-    """Tokens that are drawn from what is allowed until the end of sequence is one of them."""
+    """Samples from the allowed tokens until the end of sequence is sampled."""
     randomness = random.Random(seed)
     generated: list[int] = []
     while EOS_ID not in generated:

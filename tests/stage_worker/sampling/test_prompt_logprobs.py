@@ -30,7 +30,7 @@ def scoring(num_prompt_tokens: int, num_logprobs: int = 3) -> SlotSampling:
 
 
 def assert_scores(model: TinyModel, request: Request, scored: list[ScoredToken]) -> None:
-    """Every token but the first has the log-probability that Transformers gives it."""
+    """Every token except the first has the log-probability of Transformers."""
     prompt = request.prompt_ids
     assert [token.position for token in scored] == list(range(1, len(prompt)))
     assert tuple(token.token_id for token in scored) == prompt[1:]
@@ -89,7 +89,7 @@ def test_chunk_without_a_token_to_score_is_refused_before_it_is_computed(
 
 
 def test_targets_of_generated_tokens_are_none() -> None:
-    """After a preemption, what was generated is read again behind the prompt."""
+    """After a preemption, generated tokens are prefilled again after the prompt."""
     chunk = SequenceChunk(3, 4, (5, 6, 7, 8), sample=True)
     targets = list(chunk_targets(chunk, 10, scoring(7)))
     assert [(each.row, each.position, each.token_id) for each in targets] == [

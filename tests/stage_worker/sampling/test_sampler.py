@@ -37,7 +37,7 @@ def draw_one(logits_V: Tensor, sampling: SlotSampling, position: int = 0) -> Sam
 
 
 def kept_probabilities(logits_V: Tensor, sampling: SlotSampling) -> npt.NDArray[np.float64]:
-    """The distribution after all cuts, by sorting everything each time."""
+    """The distribution after all filters, with a full sort for each."""
     scaled = logits_V.double().numpy() / sampling.temperature
     weights = np.exp(scaled - scaled.max())
     order = np.argsort(-weights, kind="stable")
@@ -114,7 +114,7 @@ def test_uniform_differs_by_seed_choice_and_position_only() -> None:
 
 
 def test_uniform_known_counter_gives_the_recorded_number() -> None:
-    """A change of generator would change every user's seeded answers."""
+    """A change of generator would change the results of every seeded request."""
     assert uniform(1234, 0, 17) == 0.7829912072518975
 
 

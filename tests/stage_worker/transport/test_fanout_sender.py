@@ -20,7 +20,7 @@ WINDOW = 2
 
 
 class _Peer:
-    """A rank of the next stage: keeps what comes, and gives a credit when it is told to."""
+    """A rank of the next stage: keeps frames, and grants a credit on request."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[WireFrame] = asyncio.Queue()

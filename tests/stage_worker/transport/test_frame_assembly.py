@@ -121,6 +121,8 @@ async def test_accept_headers_that_differ_between_senders_raises_frame_error() -
     receiver = make_receiver(receive_plan(senders={0: None, 1: None}, hidden_interval=None))
     feed(receiver, make_frames(make_header(0, 3), None))
 
-    told = r"header of step 0 from sender 1: expected that of .* digest \w{16}, got digest \w{16}$"
-    with pytest.raises(FrameError, match=told):
+    expected = (
+        r"header of step 0 from sender 1: expected that of .* digest \w{16}, got digest \w{16}$"
+    )
+    with pytest.raises(FrameError, match=expected):
         feed(receiver, make_frames(make_header(0, 4), None, sender_rank=1))

@@ -12,7 +12,7 @@ from stage_worker.transport.frame_codec import ForwardContext
 from stage_worker.transport.stage_sender import StageSender
 from tests.stage_worker.wire import HIDDEN_SIZE, linked, make_header, next_frame
 
-# What waits behind the activation waits for ever: nobody reads it.
+# Data behind the activation is never read.
 WAIT_SECONDS = 20.0
 
 
@@ -31,7 +31,7 @@ async def test_peer_failure_arrives_during_a_large_send() -> None:
             with pytest.raises(EpochEndedError) as caught:
                 await link.read_credits()
         await sending
-    # A write that is cut off may hide the reason, which the peer's own Results tell.
+    # An interrupted write may hide the reason, which the peer's own Results report.
     assert caught.value.cause in ("step_gap", "stream_closed")
 
 
@@ -75,7 +75,7 @@ async def test_credits_arrive_during_a_large_send() -> None:
 
 
 async def _send_until_it_ends(link: StageSender, number: int = 0) -> None:
-    """16 MiB, far more than the peer and the sockets between take without being read."""
+    """16 MiB, far more than the peer and the sockets buffer."""
     header = make_header(number)
     with suppress(EpochEndedError):
         await link.send(header, torch.zeros(1 << 19, HIDDEN_SIZE))

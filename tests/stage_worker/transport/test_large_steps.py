@@ -44,5 +44,5 @@ async def test_step_larger_than_any_message_arrives_without_blocking_the_event_l
     assert sent.num_frames == NUM_CHUNKS
     assert received.hidden is not None
     assert torch.equal(received.hidden.wait(), hidden_TH)
-    # Once for each chunk, at the least.
+    # At least once for each chunk.
     assert num_turns >= NUM_CHUNKS

@@ -14,14 +14,14 @@ from stage_worker.transport.frame_codec import WireFrame, decode_frame, encode_f
 from tests.stage_worker.wire import HIDDEN_SIZE, make_frame, make_receiver, receive_plan
 
 PLAN = receive_plan()
-# What the plan lets a sender have outstanding.
+# The most that the plan lets a sender have outstanding.
 MAX_BYTES = PLAN.window * PLAN.max_step_tokens * HIDDEN_SIZE * 4
 VALID = tuple(encode_frame(make_frame(step, tokens)) for step in (0, 1) for tokens in (0, 3, 16))
 FRAMES_AN_EXAMPLE = 20
 
 
 def spoiled(data: bytes, chance: random.Random) -> bytes:
-    """A frame of which some bytes are others, missing or too many."""
+    """A frame with some bytes changed, removed or added."""
     spoiled = bytearray(data)
     for _ in range(chance.randint(0, 4)):
         place = chance.randrange(len(spoiled) + 1)
@@ -33,7 +33,7 @@ def spoiled(data: bytes, chance: random.Random) -> bytes:
             case 2:
                 spoiled[place:place] = chance.randbytes(chance.randint(1, 12))
             case _:
-                # A length or a number that is as large as can be.
+                # The largest possible length or number.
                 spoiled[place:place] = b"\xff\xff\xff\xff\x0f"
     return bytes(spoiled)
 
@@ -70,6 +70,6 @@ def test_random_frames_are_refused_or_accepted_within_the_memory_limit(
 
 
 def _check_views(frame: WireFrame, data: bytes) -> None:
-    """What was decoded is made of what came, and of nothing more."""
+    """A decoded frame contains only bytes that were received."""
     assert frame.payload.nbytes <= len(data)
     assert frame.head.ByteSize() <= 4 * len(data) + 64

@@ -17,16 +17,16 @@ from stage_worker.transport.frame_codec import ForwardContext, WireFrame, add_fo
 from stagemesh.faults.fault_proxy import FaultProxy, Faults
 from tests.stage_worker.wire import link_plan, make_header
 
-# Nine, where the machine is not busy; the connection of the activation would take a minute.
+# Nine on an idle machine; the activation's connection would take a minute.
 NOTICED_SECONDS = 20.0
 SLOW_BYTES_PER_SECOND = 100_000
 HIDDEN_SIZE = 4096
-# 1.25 MiB: longer on its way than a peer may be silent.
+# 1.25 MiB: its transfer takes longer than a peer may be silent.
 NUM_TOKENS = 80
 
 
 class Peer:
-    """The next stage: takes every step, and gives its credit."""
+    """The next stage: reads every step and grants its credit."""
 
     def __init__(self) -> None:
         self.began = asyncio.Event()
@@ -41,7 +41,7 @@ class Peer:
 
 @asynccontextmanager
 async def linked_through(peer: Peer) -> AsyncIterator[tuple[FaultProxy, FanoutSender]]:
-    """A link of this stage's to `peer`, with a proxy on the way."""
+    """A link to `peer` through a proxy."""
     server = channels.make_server(is_bulk=True)
     add_forward_handler(server, peer.forward)
     await WorkerHealth().add_to(server)

@@ -22,7 +22,7 @@ from tests.tiny_models import TinyModel, make_tiny_llama
 
 WINDOW = 2
 NUM_STEPS = 40
-# Beyond that a credit does not come: all that could has been computed.
+# The time without a credit after which all computable steps are computed.
 QUIET_SECONDS = 1.0
 
 
@@ -32,7 +32,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 def decode(number: int) -> Step:
-    """One more token of the sequence of `prefill`."""
+    """A decode step of the sequence of `prefill`."""
     position = len(PROMPT) + number - 1
     blocks = (position // 8,) if position % 8 == 0 else ()
     return Step(number, chunks=(SequenceChunk(0, position, (5,), blocks, sample=True),))
@@ -51,9 +51,9 @@ def hold_last_stage(monkeypatch: pytest.MonkeyPatch, is_open: asyncio.Event) -> 
 
 
 async def send_all(stream: Any, epoch: Any, is_open: asyncio.Event) -> int:
-    """Sends every step, as credits allow; returns how many were sent when credits stayed away.
+    """Sends every step as credits allow; returns how many were sent before credits stopped.
 
-    Then it sets `is_open`, so that the others can be sent.
+    Sets `is_open` at that point, so that the remaining steps can be sent.
     """
     num_sent = num_credits = num_sent_when_stuck = 0
     while num_sent < NUM_STEPS:
@@ -74,7 +74,7 @@ async def send_all(stream: Any, epoch: Any, is_open: asyncio.Event) -> int:
 async def test_stalled_stage_fills_no_queue_beyond_its_bound(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case 20 (exo#1726): back-pressure, and nothing dropped."""
+    """Case 20 (exo#1726): backpressure, and no step is dropped."""
     is_open = asyncio.Event()
     async with live_workers(2) as workers:
         await load_pipeline(workers, tiny_model.folder)
@@ -82,8 +82,8 @@ async def test_stalled_stage_fills_no_queue_beyond_its_bound(
         hold_last_stage(monkeypatch, is_open)
         stream, results = workers[0].forward(), workers[1].results(epoch)
         num_sent = await send_all(stream, epoch, is_open)
-        # At stage 0: what its queue holds and computes, its outbox, what it sends; at stage 1: what
-        # its queue holds and computes.
+        # Stage 0: received and computing steps, the outbox, the step being sent; stage 1: received
+        # and computing steps.
         assert 0 < num_sent <= (WINDOW + 1) + _NUM_OUTBOX + 1 + (WINDOW + 1)
         for number in range(NUM_STEPS):
             assert (await next_result(results)).step == number
