@@ -95,8 +95,7 @@ async def serve_worker(options: WorkerOptions, stop: asyncio.Event) -> None:
     remove_stale_files()
     device = _make_device(options)
     worker_id = str(uuid.uuid4())
-    metrics = WorkerMetrics(CollectorRegistry())
-    health = WorkerHealth()
+    metrics, health = WorkerMetrics(CollectorRegistry()), WorkerHealth()
     device_probe = make_probe(device.kind, device_uuid(device.kind))
     with closing(DeviceThread(device.num_threads)) as thread:
         async with (

@@ -124,8 +124,7 @@ class Worker:
             self._group = await self._thread.run(partial(open_stage, request, loaded))
             plan = make_epoch_plan(request, loaded, self._dial_policy)
             session = EpochSession(plan, loaded.stage, self._thread, self._group, self._on_activity)
-            self._results = session.results
-            self._session = session
+            self._session, self._results = session, session.results
             self._session_task = self._tasks.create_task(session.run())
             if self._group.size > 1:
                 stuck_seconds = request.collective_timeout_seconds + _STUCK_SECONDS
@@ -143,7 +142,8 @@ class Worker:
     def results(self, epoch: stage_pb2.EpochId) -> ResultStream:
         """The results of `epoch`; raises StaleEpochError unless it is the latest one."""
         if self._results is None or self._results.epoch != epoch:
-            raise StaleEpochError(expected=self._latest_epoch(), actual=epoch_name(epoch))
+            latest = "none" if self._results is None else epoch_name(self._results.epoch)
+            raise StaleEpochError(expected=latest, actual=epoch_name(epoch))
         return self._results
 
     async def unload(self) -> None:
@@ -225,9 +225,6 @@ class Worker:
                 await self._thread.run(lambda: None)
         except TimeoutError:
             raise DeviceStuckError(seconds=stuck_seconds) from None
-
-    def _latest_epoch(self) -> str:
-        return "none" if self._results is None else epoch_name(self._results.epoch)
 
     def _check_epoch(self, request: stage_pb2.OpenEpochRequest) -> LoadedStage:
         """Refuses a request that does not fit the loaded stage or is not newer than the latest."""

@@ -44,7 +44,7 @@ class SharedMemoryGroup:
 
     def begin_all_reduce_(self, x: Tensor) -> PendingSum:
         """Posts the first piece; the others follow when the sum is finished."""
-        return _Sum(self._free_buffer(), x)
+        return _SharedMemorySum(self._free_buffer(), x)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         """Every rank reads every piece of all others."""
@@ -92,7 +92,7 @@ class SharedMemoryGroup:
                 piece.copy_(view[: piece.numel()])
 
 
-class _Sum:
+class _SharedMemorySum:
     """A sum whose first piece is posted, so that other ranks do not wait for this one."""
 
     def __init__(self, buffer: DoubleBuffer, x: Tensor) -> None:

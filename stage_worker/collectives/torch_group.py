@@ -68,7 +68,7 @@ class TorchGroup:
 
     def begin_all_reduce_(self, x: Tensor) -> PendingSum:
         """Both backends sum each element on one rank, so all ranks get the same bits."""
-        return _Sum(self, self._connection.allreduce([x]), x)
+        return _TorchSum(self, self._connection.allreduce([x]), x)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         return self.begin_all_reduce_(x).finish()
@@ -176,7 +176,7 @@ class TorchGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class _TorchSum:
     """An all-reduce in progress; `work` holds its tensors until it is finished."""
 
     group: TorchGroup

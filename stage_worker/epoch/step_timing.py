@@ -12,7 +12,7 @@ from runtime.protocol.step import RankActivity, SendTiming, StageTiming
 from stage_worker.collectives.group import RankGroup
 from stage_worker.device.device_thread import DeviceThread, TimedResult
 from stage_worker.transport.receiver import ReceivedStep
-from stage_worker.transport.stage_sender import SentStep
+from stage_worker.transport.stage_sender import SendResult
 
 ActivityListener = Callable[[RankActivity], None]
 
@@ -56,7 +56,7 @@ class EpochTiming:
         self._waited_seconds = waited_seconds
         return timing
 
-    def sent(self, step: int, ready_at: float, sent: SentStep) -> None:
+    def sent(self, step: int, ready_at: float, sent: SendResult) -> None:
         """Adds a sent step whose output was ready at `ready_at`, in `time.monotonic` seconds."""
         self._unreported_sends.append(
             SendTiming(

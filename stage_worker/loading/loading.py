@@ -15,12 +15,10 @@ from runtime.errors import (
     AssignmentError,
     FingerprintMismatchError,
     InvalidRequestError,
-    NotEnoughMemoryError,
 )
 from runtime.host.logs import get_logger
 from runtime.model_config.model_config import load_model_config
 from runtime.model_config.tensor_parallel import check_tp_size
-from stage_worker.device.device_info import describe_device
 from stage_worker.device.progress import ProgressFn
 from stage_worker.execution.simulated_stage import (
     AnyStage,
@@ -31,6 +29,12 @@ from stage_worker.execution.simulated_stage import (
 )
 from stage_worker.execution.stage_runner import StageRunner
 from stage_worker.execution.stage_spec import StageSpec
+from stage_worker.loading.assignment_checks import (
+    DTYPE_NAMES,
+    check_assignment,
+    check_kv_memory,
+    check_layers,
+)
 from stage_worker.loading.reference_logprobs import reference_logprobs
 
 # The prompt is one chunk, and attention memory grows with the square of its length.
@@ -40,12 +44,6 @@ _MAX_CANARY_TOKENS = 1024
 _SHOWN_DIGITS = 16
 
 _log = get_logger()
-
-_DTYPE_NAMES = {
-    stage_pb2.DTYPE_FLOAT32: "float32",
-    stage_pb2.DTYPE_BFLOAT16: "bfloat16",
-    stage_pb2.DTYPE_FLOAT16: "float16",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +110,13 @@ def resolve_assignment(
     `progress` gets the done and total amounts of a conversion or a download.
     """
     check_assignment(assignment)
-    _check_kv_memory(assignment.kv_memory_bytes, device)
+    check_kv_memory(assignment.kv_memory_bytes, device.kind)
     checkpoint = _find_model(
         device.model_path or assignment.model, assignment.weights_fingerprint, progress
     )
     config = load_model_config(checkpoint.folder)
     check_tp_size(config, assignment.tp_size)
-    _check_layers(assignment, config.num_layers)
+    check_layers(assignment, config.num_layers)
     if assignment.max_model_len > config.max_position_embeddings:
         raise AssignmentError(
             expected=f"max_model_len up to {config.max_position_embeddings}",
@@ -185,46 +183,6 @@ def compute_reference_logprobs(
     )
 
 
-def check_assignment(assignment: stage_pb2.Assignment) -> None:
-    """Refuses an assignment that is invalid for every model."""
-    for name in ("num_stages", "tp_size", "num_layers", "block_size", "max_model_len"):
-        if getattr(assignment, name) < 1:
-            raise InvalidRequestError(field=f"assignment.{name}", problem="must be at least 1")
-    if assignment.dtype not in _DTYPE_NAMES:
-        raise InvalidRequestError(
-            field="assignment.dtype", problem=f"{assignment.dtype} is not a known dtype"
-        )
-    if assignment.rank >= assignment.tp_size:
-        raise AssignmentError(
-            expected=f"a rank below {assignment.tp_size}", actual=f"rank {assignment.rank}"
-        )
-    if assignment.stage >= assignment.num_stages:
-        raise AssignmentError(
-            expected=f"a stage below {assignment.num_stages}", actual=f"stage {assignment.stage}"
-        )
-
-
-def _check_kv_memory(kv_memory_bytes: int, device: WorkerDevice) -> None:
-    """Refuses a cache larger than the device; it is allocated later, when that would be fatal."""
-    memory_bytes = describe_device(device.kind).memory_bytes
-    if kv_memory_bytes > memory_bytes:
-        raise NotEnoughMemoryError(
-            needed_bytes=kv_memory_bytes, available_bytes=memory_bytes, what="the KV cache"
-        )
-
-
-def _check_layers(assignment: stage_pb2.Assignment, num_layers: int) -> None:
-    """Checks that only the first stage has layer 0 and only the last stage the last layer."""
-    begin, end = assignment.first_layer, assignment.first_layer + assignment.num_layers
-    is_last = assignment.stage == assignment.num_stages - 1
-    is_first = assignment.stage == 0
-    if end > num_layers or (begin == 0) != is_first or (end == num_layers) != is_last:
-        raise AssignmentError(
-            expected=f"stage {assignment.stage} of {assignment.num_stages} of {num_layers} layers",
-            actual=f"layers [{begin}, {end})",
-        )
-
-
 def _find_model(model: str, fingerprint: str, progress: ProgressFn) -> Checkpoint:
     checkpoint = Checkpoint.open(resolve_model(model, progress=_without_phase(progress)))
     actual = checkpoint.fingerprint
@@ -243,7 +201,7 @@ def _stage_spec(assignment: stage_pb2.Assignment, device: WorkerDevice) -> Stage
         num_layers=assignment.num_layers,
         is_first=assignment.stage == 0,
         is_last=assignment.stage == assignment.num_stages - 1,
-        dtype=_DTYPE_NAMES[assignment.dtype],
+        dtype=DTYPE_NAMES[assignment.dtype],
         block_size=assignment.block_size,
         max_model_len=assignment.max_model_len,
         kv_memory_bytes=assignment.kv_memory_bytes,

@@ -12,7 +12,7 @@ from typing import Self
 from torch import Tensor
 
 from protos import stage_pb2
-from stage_worker.transport.stage_sender import LinkPlan, SentStep, StageSender
+from stage_worker.transport.stage_sender import LinkPlan, SendResult, StageSender
 
 
 class FanoutSender:
@@ -45,7 +45,9 @@ class FanoutSender:
                 tasks.create_task(link.read_credits())
                 tasks.create_task(link.watch())
 
-    async def send(self, header: stage_pb2.StepHeader, parts: Sequence[Tensor | None]) -> SentStep:
+    async def send(
+        self, header: stage_pb2.StepHeader, parts: Sequence[Tensor | None]
+    ) -> SendResult:
         """Sends each link its part once it has a credit; the result sums over the links."""
         async with asyncio.TaskGroup() as tasks:
             sending = [
@@ -53,7 +55,7 @@ class FanoutSender:
                 for link, part in zip(self._links, parts, strict=True)
             ]
         sent = [task.result() for task in sending]
-        return SentStep(
+        return SendResult(
             ended_at=max(each.ended_at for each in sent),
             num_frames=sum(each.num_frames for each in sent),
             num_bytes=sum(each.num_bytes for each in sent),

@@ -41,7 +41,7 @@ class LinkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SentStep:
+class SendResult:
     """The size of a sent step; `ended_at` is `time.monotonic` after the last frame's write."""
 
     ended_at: float
@@ -113,7 +113,9 @@ class StageSender:
             expected += 1
             self._credits.release()
 
-    async def send(self, header: stage_pb2.StepHeader, hidden_TH: torch.Tensor | None) -> SentStep:
+    async def send(
+        self, header: stage_pb2.StepHeader, hidden_TH: torch.Tensor | None
+    ) -> SendResult:
         """Sends one step once there is a credit; `hidden_TH` is on the host and contiguous."""
         await self._credits.acquire()
         self._num_begun += 1
@@ -127,7 +129,7 @@ class StageSender:
             raise self._broken(error) from error
         except asyncio.InvalidStateError as error:
             raise self._ended("it closed the stream") from error
-        return SentStep(time.monotonic(), num_frames, num_bytes)
+        return SendResult(time.monotonic(), num_frames, num_bytes)
 
     def _broken(self, error: grpc.aio.AioRpcError) -> EpochEndedError:
         end = channels.epoch_error_from_rpc(error, self._name)
