@@ -123,10 +123,7 @@ class Scheduler:
             self._meter.observe(record, sent)
 
     def isolate(self, sequence_id: int | None) -> None:
-        """Lets only this sequence hold a slot and preempts the others; None ends the isolation.
-
-        A restart ends it, too.
-        """
+        """Admits only this sequence and preempts others until a restart; None ends isolation."""
         self.num_preemptions += self._table.isolate(sequence_id)
 
     def restart(self, limits: SchedulerLimits, first_step: int = 0) -> tuple[int, ...]:
@@ -149,9 +146,8 @@ class Scheduler:
         queues, slot_allocator = self._table.queues, self._table.slot_allocator
         queue_head = self._admission.queue_head(queues, slot_allocator, now)
         view = self._table.view(now, queue_head, self._in_flight.steps())
-        max_in_flight = min(
-            self._policy.num_steps_in_flight(view), self._limits.num_steps_in_flight
-        )
+        wanted = self._policy.num_steps_in_flight(view)
+        max_in_flight = min(wanted, self._limits.num_steps_in_flight)
         if self.num_steps_in_flight >= max_in_flight:
             return None
         shares = self._admission.shares
@@ -166,7 +162,7 @@ class Scheduler:
         if not draft.chunks and (self._in_flight or not slot_allocator.has_releases):
             return None
         step = draft.to_step(self._in_flight.next_number, slot_allocator.take_releases())
-        self._in_flight.send(draft.draws, draft.scores, draft.work, now, max_in_flight)
+        self._in_flight.send(draft.samples, draft.scores, draft.work, now, max_in_flight)
         return step
 
     def next_waiting_id(self, now: float) -> int | None:

@@ -62,17 +62,17 @@ class Batcher:
         chosen = self._policy.choose_decodes(self._view)
         num_wanted = min(len(chosen), self._limits.max_step_tokens)
         self._take_ready(chosen, num_wanted)
-        if len(self.draft.draws) < num_wanted:
+        if len(self.draft.samples) < num_wanted:
             self._take_ready([each.sequence_id for each in self._view.ready], num_wanted)
 
     def _take_ready(self, sequence_ids: Iterable[int], num_wanted: int) -> None:
         """Adds decodes up to `num_wanted`, except those that find no block."""
-        ready, draws = self._queues.ready, self.draft.draws
+        ready, samples = self._queues.ready, self.draft.samples
         taken: list[TrackedSequence] = []
         allocations: list[SlotAllocation] = []
         grown: dict[int, tuple[int, ...]] = {}
         for sequence_id in sequence_ids:
-            if len(draws) == num_wanted:
+            if len(samples) == num_wanted:
                 break
             sequence = ready.get(sequence_id)
             if sequence is None:  # added before, or preempted in this loop
@@ -83,7 +83,7 @@ class Batcher:
                 if not self._find_block(sequence):
                     continue
                 grown[allocation.slot] = self._slot_allocator.grow(allocation)
-            draws[allocation.slot] = allocation  # protects its blocks from preemption
+            samples[allocation.slot] = allocation  # protects its blocks from preemption
             taken.append(sequence)
             allocations.append(allocation)
         self.draft.add_decodes(allocations, grown)

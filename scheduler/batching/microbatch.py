@@ -18,7 +18,7 @@ class MicrobatchDraft:
         self.chunks: list[SequenceChunk] = []
         self.openings: list[SlotOpening] = []
         # Allocations that sample a token in this step, by slot.
-        self.draws: dict[int, SlotAllocation] = {}
+        self.samples: dict[int, SlotAllocation] = {}
         self.scores: list[Score] = []
         self.num_tokens = 0
         self._num_decodes = 0
@@ -33,12 +33,12 @@ class MicrobatchDraft:
         allocation = sequence.allocation
         if allocation is None:
             return False
-        return allocation.slot in self.draws or allocation.slot in self._continuing
+        return allocation.slot in self.samples or allocation.slot in self._continuing
 
     def add_decodes(
         self, allocations: Sequence[SlotAllocation], grown: Mapping[int, tuple[int, ...]]
     ) -> None:
-        """Adds the newest token, the only unsent one, of each allocation in `draws`.
+        """Adds the newest token, the only unsent one, of each allocation in `samples`.
 
         `grown` holds new blocks by slot.
         """
@@ -63,11 +63,13 @@ class MicrobatchDraft:
         sequence, slot = allocation.sequence, allocation.slot
         assert sequence not in self, f"sequence {sequence.sequence_id} is added twice"
         start, end = allocation.num_sent, allocation.num_sent + num_tokens
-        samples = end == len(sequence.token_ids)
+        is_last_chunk = end == len(sequence.token_ids)
         token_ids = tuple(sequence.token_ids[start:end])
         positions = sequence.scored_positions(start, end)
         following = sequence.token_ids[end] if positions and positions[-1] == end else None
-        self.chunks.append(SequenceChunk(slot, start, token_ids, new_block_ids, samples, following))
+        self.chunks.append(
+            SequenceChunk(slot, start, token_ids, new_block_ids, is_last_chunk, following)
+        )
         allocation.num_sent = end
         self.num_tokens += num_tokens
         if num_tokens == 1:
@@ -75,7 +77,7 @@ class MicrobatchDraft:
             self._decode_context += start
         else:
             self._prefill_attention += num_tokens * (2 * start + num_tokens)
-        (self.draws if samples else self._continuing)[slot] = allocation
+        (self.samples if is_last_chunk else self._continuing)[slot] = allocation
         self.filling.append(allocation)
         if positions:
             self.scores.append(Score(allocation, positions))
@@ -89,7 +91,7 @@ class MicrobatchDraft:
             prefill_attention=self._prefill_attention,
             decode_context=self._decode_context,
             num_sequences=len(self.chunks),
-            num_sampled=len(self.draws),
+            num_sampled=len(self.samples),
         )
 
     def to_step(self, number: int, released_slots: tuple[int, ...]) -> Step:

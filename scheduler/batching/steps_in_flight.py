@@ -32,14 +32,14 @@ class StepsInFlight:
 
     def __init__(self, first_number: int = 0) -> None:
         # Per step, the allocations that sample a token, by slot.
-        self._draws_of_step: deque[Mapping[int, SlotAllocation]] = deque()
+        self._samples_of_step: deque[Mapping[int, SlotAllocation]] = deque()
         # By step in flight; most steps score nothing.
         self._scores: dict[int, tuple[Score, ...]] = {}
         self._sent: dict[int, SentStep] = {}
         self._next_number = first_number
 
     def __len__(self) -> int:
-        return len(self._draws_of_step)
+        return len(self._samples_of_step)
 
     @property
     def next_number(self) -> int:
@@ -48,7 +48,7 @@ class StepsInFlight:
 
     def send(
         self,
-        draws: Mapping[int, SlotAllocation],
+        samples: Mapping[int, SlotAllocation],
         scores: Sequence[Score],
         work: StepWork,
         now: float,
@@ -63,7 +63,7 @@ class StepsInFlight:
         is_full = len(self) + 1 >= max_in_flight
         self._sent[self._next_number] = SentStep(self._next_number, work, now, len(self), is_full)
         self._sent.pop(self._next_number - len(self) - NUM_DONE_KEPT, None)
-        self._draws_of_step.append(draws)
+        self._samples_of_step.append(samples)
         self._next_number += 1
 
     def steps(self) -> tuple[SentStep, ...]:
@@ -101,23 +101,23 @@ class StepsInFlight:
         requested ones; an error changes nothing.
         """
         expected_number = self._next_number - len(self)
-        if number != expected_number or not self._draws_of_step:
+        if number != expected_number or not self._samples_of_step:
             raise StepGapError(expected=expected_number, actual=number)
-        draws = self._draws_of_step[0]
+        samples = self._samples_of_step[0]
         slots = [token.slot for token in sampled]
-        if slots != list(draws):  # normally in order
-            if sorted(slots) != sorted(draws):
+        if slots != list(samples):  # normally in order
+            if sorted(slots) != sorted(samples):
                 raise FrameError(
                     what=f"slots sampled by step {number}",
-                    expected=tuple(sorted(draws)),
+                    expected=tuple(sorted(samples)),
                     actual=tuple(sorted(slots)),
                 )
             tokens = dict(zip(slots, sampled, strict=True))
-            sampled = [tokens[slot] for slot in draws]
-        self._draws_of_step.popleft()
-        return zip(draws.values(), sampled, strict=True)
+            sampled = [tokens[slot] for slot in samples]
+        self._samples_of_step.popleft()
+        return zip(samples.values(), sampled, strict=True)
 
     def awaited(self) -> list[TrackedSequence]:
         """The sequences with a token in flight, sorted by id."""
-        draws = [each for step in self._draws_of_step for each in step.values() if each.is_live]
-        return sorted((each.sequence for each in draws), key=lambda waiting: waiting.sequence_id)
+        samples = [each for step in self._samples_of_step for each in step.values() if each.is_live]
+        return sorted((each.sequence for each in samples), key=lambda waiting: waiting.sequence_id)
