@@ -1,6 +1,6 @@
-"""Owns the parts of a coordinator and the way from a model's name to replicas that serve.
+"""Wires the parts of one coordinator, loads the model and runs the replicas.
 
-It listens to nothing: `server.py` puts the APIs in front.
+It has no listeners; `server.py` adds the APIs.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _log = get_logger()
 
 
 class Coordinator:
-    """Everything that a coordinator process holds besides its listeners."""
+    """All parts of a coordinator process except its listeners."""
 
     def __init__(self, options: CoordinatorOptions) -> None:
         self.options = options
@@ -42,7 +42,7 @@ class Coordinator:
         self.metrics = CoordinatorMetrics(CollectorRegistry(), options.tpot_seconds)
         self.membership = Membership(options.max_workers)
         self.model: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
-        # Where workers join; the server knows it once it listens.
+        # The address at which workers join; the server sets the bound one.
         self.mesh_address = options.mesh
         self.replicas: tuple[Replica, ...] = ()
         self.changed = asyncio.Event()
@@ -68,17 +68,17 @@ class Coordinator:
 
     @property
     def is_ready(self) -> bool:
-        """Requests are being served, and new ones are taken."""
+        """Whether a replica serves and new requests are accepted."""
         return any(each.is_serving for each in self.replicas) and not self._is_stopping
 
     @property
     def failure(self) -> str:
-        """Why nothing will ever be served; empty while there is hope."""
+        """The cause if no request can ever be served; else empty."""
         return self._failure or next((each.failure for each in self.replicas if each.failure), "")
 
     @property
     def phase(self) -> str:
-        """What is going on, for people."""
+        """The phase of the coordinator or of its replicas, for display."""
         if self._failure:
             return "failed"
         if self._is_stopping:
@@ -90,11 +90,11 @@ class Coordinator:
 
     @property
     def uptime_seconds(self) -> float:
-        """Since this object was made."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     async def run(self) -> None:
-        """Loads the model's description, then keeps its replicas; returns when beyond repair."""
+        """Loads the model's description, then keeps its replicas; returns when none can serve."""
         options = self.options
         try:
             model = await load_served_model(options.model, self._note_loading)
@@ -105,7 +105,7 @@ class Coordinator:
         except StagemeshError as error:
             self._give_up(error)
             return
-        if self.model.done():  # the coordinator stops, and has said so to those who waited
+        if self.model.done():  # the coordinator stops, and waiting requests were refused
             return
         self.model.set_result(model)
         shared = SharedReplicaContext(
@@ -141,7 +141,7 @@ class Coordinator:
                 task.cancel()
 
     async def drain(self) -> None:
-        """Takes no more requests, and ends those that are left when the grace time is over."""
+        """Accepts no more requests; fails those that are unfinished after the grace time."""
         error = ShuttingDownError()
         was_ready, self._is_stopping = self.is_ready, True
         self.router.refuse(error)
@@ -167,7 +167,7 @@ class Coordinator:
         )
 
     def _expose_load(self) -> None:
-        """Gauges are read where the figures are, whenever somebody asks."""
+        """Registers gauges that are computed when the metrics are read."""
         metrics, router, membership = self.metrics, self.router, self.membership
         metrics.requests_running.set_function(lambda: router.stats().num_running)
         metrics.requests_waiting.set_function(lambda: router.stats().num_waiting)
@@ -190,7 +190,7 @@ class Coordinator:
         if self.model.done():
             return
         self.model.set_exception(error)
-        self.model.exception()  # marks it as seen: there may be no request to tell it to
+        self.model.exception()  # marks it as retrieved: there may be no request that waits for it
 
     def _note_loading(self, phase: str, done: int, total: int) -> None:
         self._loading = f"{phase}: {100 * done // total}%" if total else phase
@@ -211,7 +211,7 @@ def _expose_engine(metrics: CoordinatorMetrics, engine: Engine) -> None:
     metrics.kv_blocks.labels(replica, "free").set_function(lambda: _num_blocks_free(engine))
     metrics.kv_utilization.labels(replica).set_function(lambda: _kv_utilization(engine))
     metrics.replica_serving.labels(replica).set_function(lambda: engine.is_serving)
-    # Known from the start, so that their rates are.
+    # Exported from the start, so that their rates are defined.
     metrics.replica_requests.labels(replica)
     metrics.handovers.labels(replica)
 

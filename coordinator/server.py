@@ -1,7 +1,7 @@
-"""Owns the coordinator process: its three listeners, its health, its start and its end.
+"""Runs the coordinator process: three listeners, health, start and stop.
 
 The APIs (gRPC and HTTP, for clients) and the mesh (workers and operators) listen apart, so that
-each can be reached by those whom it is for. All of them run on one event loop.
+each can have its own network and keys. All of them run on one event loop.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from runtime.version import BUILD
 
 __all__ = ["Addresses", "CoordinatorOptions", "run_coordinator", "serve_coordinator"]
 
-# The service whose health says whether requests are served; the empty name says: alive.
+# Its health reports whether requests are served; that of the empty name, whether the process runs.
 INFERENCE_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 OPERATIONS_SERVICE = mesh_pb2.DESCRIPTOR.services_by_name["Operations"].full_name
 
-# Calls have been ended by then; this is for what is on its way to the socket.
+# Calls have ended by then; this is the time for data on its way to the socket.
 _CLOSE_SECONDS = 2
 
 _log = get_logger()
@@ -54,7 +54,7 @@ class Addresses:
 
 
 def run_coordinator(options: CoordinatorOptions) -> None:
-    """Serves until SIGINT, SIGTERM or, if so told, the parent's end.
+    """Serves until SIGINT, SIGTERM or, with `exit_with_parent`, the parent's end.
 
     Raises `PortTakenError`, `UnprotectedApiError` or `KeyFileError` at once. `GetState` reports a
     model that cannot be served, because the launcher asks there.
@@ -130,7 +130,7 @@ async def _run_until(
 
 
 async def _drain(coordinator: Coordinator, health_servicer: health.aio.HealthServicer) -> None:
-    """Says that nothing is served any more, then lets running requests end."""
+    """Reports not serving, then waits for running requests to end."""
     with suppress(TimeoutError):  # a watcher that does not read holds it up
         async with asyncio.timeout(_CLOSE_SECONDS):
             await health_servicer.enter_graceful_shutdown()
@@ -177,7 +177,7 @@ def _add_operations(
 
 
 async def _publish_health(coordinator: Coordinator, servicer: health.aio.HealthServicer) -> None:
-    """Never returns: keeps the health of the inference service at what the replica is."""
+    """Never returns: publishes the coordinator's readiness as the inference service's health."""
     statuses = health_pb2.HealthCheckResponse
     await servicer.set("", statuses.SERVING)
     while True:

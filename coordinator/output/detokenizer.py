@@ -1,8 +1,8 @@
-"""Token ids to text while they come, never showing half a character.
+"""Detokenizes streams: turns token ids into text as they arrive, whole characters only.
 
-Owns nothing but the tail of one stream. All pieces together are what `Tokenizer.decode` of prompt
-and answer at once has beyond the prompt's own text, also where a character is spread over tokens,
-the prompt ends inside one, or the bytes are no text at all.
+Keeps only the tail of a stream. The joined pieces equal the text that `Tokenizer.decode` of prompt
+and answer together adds to the prompt's own text, also if tokens split a character, the prompt ends
+inside a character, or the bytes are not valid UTF-8.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Final
 
 from coordinator.tokenization.tokenizer import Tokenizer
 
-# Kept of the stream, so that a push costs the same at any length. A character has at most four
-# bytes, so a cut this far back cannot change what comes after the text that was returned.
+# Tokens kept of the stream, so that a push costs the same at any length. A character has at most
+# four bytes, so a cut this far back cannot change the text after what was returned.
 _KEPT_TOKENS: Final = 8
 
-# Of a prompt, so many are looked at: its last run of raw bytes is seldom longer.
+# Tokens of a prompt's end that are examined: its last run of raw bytes is rarely longer.
 _MAX_PROMPT_TOKENS: Final = 4_096
 
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
@@ -23,21 +23,21 @@ _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """The text of one sequence, token by token.
 
-    Two things are uncertain until more is known and are held back: a last � (the bytes of a
-    character that may go on), and a run of raw byte tokens (the decoder reads a run as a whole, and
-    one bad byte turns all of it into �).
+    Two kinds of text are uncertain and held back: a final � (the bytes of a character that may
+    continue), and a run of raw byte tokens (the decoder reads a run as a whole, and one invalid
+    byte turns all of it into �).
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
-        """The text goes on behind the prompt; a character that it leaves open is told whole."""
+        """The text continues the prompt; a character left open by the prompt is returned whole."""
         self._tokenizer = tokenizer
         self._tail_ids = _tail(tokenizer, prompt_ids)
-        # What the prompt ends with, until there is text behind it.
+        # The possible ends of the prompt's text, until text follows it.
         self._prompt_ends = _ends(tokenizer, self._tail_ids)
         self._num_returned = 0
 
     def push(self, token_id: int) -> str:
-        """The text that this token makes certain; often its own, or nothing."""
+        """Adds a token; returns the text that it makes certain, which may be empty."""
         if not self._tokenizer.is_text(token_id):
             return ""
         self._tail_ids.append(token_id)
@@ -57,7 +57,7 @@ class Detokenizer:
         return new_text
 
     def finish(self) -> str:
-        """The rest; what is no text by now never will be, and becomes �."""
+        """Returns the remaining text; incomplete characters become �."""
         text = self._tokenizer.decode(self._tail_ids)
         new_text = text[self._num_known(text) :]
         self._tail_ids = []
@@ -71,7 +71,7 @@ class Detokenizer:
 
 
 class PromptEcho:
-    """The text of a prompt in front of its answer, so that both join without a seam."""
+    """The text of a prompt before its answer, so that both join to the text of all tokens."""
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], text: str | None = None
@@ -87,11 +87,11 @@ class PromptEcho:
         self._answer_ids += answer_ids
 
     def opening(self) -> str:
-        """What no answer changes."""
+        """The text that no answer can change."""
         return self._text[: len(self._text) - self._num_open]
 
     def rest(self) -> str:
-        """What is left; where the answer changes that, its own text has it instead."""
+        """The remaining text, without the part that the answer changes and returns itself."""
         ends = _ends(self._tokenizer, self._tail_ids)
         both = self._tokenizer.decode([*self._tail_ids, *self._answer_ids])
         return both[len(ends[0]) - self._num_open : _num_common(ends, both)]

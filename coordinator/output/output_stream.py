@@ -1,7 +1,7 @@
-"""Owns what one request's client has not read yet; it never makes the engine wait.
+"""Buffers one request's output until its client reads it; it never blocks the engine.
 
 A slow client's tokens are merged in place instead of queued as messages. What can pile up is
-bounded by what the request may generate at all, which admission has checked.
+bounded by the most that the request may generate, which admission has checked.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class OutputStream:
         self._changed.set()
 
     def _take(self, number: int) -> Update:
-        """Removes one message's worth; what exceeds it goes to the back of the line."""
+        """Removes one message's worth; the rest goes to the back of the queue."""
         del self._unread[number]
         pending = self._pending[number]
         prompt_tokens = _take_tokens(pending.prompt_tokens)

@@ -1,26 +1,26 @@
-"""Owns the search for stop strings in a growing text, which it withholds while that is undecided.
+"""Searches stop strings in a growing text, and withholds text that may be part of one.
 
-The pieces in which the text comes make no difference: the first stop string to be complete counts,
-of those complete at the same character the longest. Each is followed by the automaton of Knuth,
-Morris and Pratt ("Fast pattern matching in strings", 1977), so that a character costs the same
-however much is withheld.
+The result does not depend on how the text is split. The stop string that is complete first ends the
+text; of several complete at the same character, the longest. Each is matched by the automaton of
+Knuth, Morris and Pratt ("Fast pattern matching in strings", 1977), so that the cost of a character
+does not depend on the withheld text.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """One answer's text on its way through; `has_stopped` once a stop string was found."""
+    """The filter of one choice's text; `has_stopped` is set once a stop string was found."""
 
     def __init__(self, stops: Sequence[str], include_stop: bool) -> None:
-        """No stop string is empty; with `include_stop` the one found stays in the text."""
+        """Stop strings are not empty; with `include_stop` the one found stays in the text."""
         self.has_stopped = False
         self._include_stop = include_stop
         self._automata = [_Automaton(stop) for stop in stops]
         self._withheld = ""
 
     def push(self, text: str) -> str:
-        """What is certain now; nothing comes after a stop string."""
+        """Adds text; returns the text that is certain, nothing after a stop string."""
         if self.has_stopped or not self._automata:
             return "" if self.has_stopped else text
         num_before = len(self._withheld)
@@ -36,7 +36,7 @@ class StopStrings:
         return certain
 
     def finish(self) -> str:
-        """What was withheld and is certain, now that no more comes."""
+        """Returns the withheld text at the end of the input."""
         rest, self._withheld = self._withheld, ""
         return rest
 

@@ -1,4 +1,4 @@
-"""Owns what one token is on its own: its bytes, and a name for it, for log-probabilities."""
+"""Bytes and names of single tokens, for log-probabilities."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -12,7 +12,7 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 class TokenBytes:
     """The bytes of single tokens; those of an answer's tokens make up its text.
 
-    A tokenizer that writes half a character as one token still tells its bytes.
+    The bytes of a token that is part of a character are known as well.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

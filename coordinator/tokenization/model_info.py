@@ -1,7 +1,4 @@
-"""Owns the coordinator's view of the model: its files' digest, its configuration, its tokenizer.
-
-Never its weights: those are read by workers only.
-"""
+"""Loads the model's description: name, configuration, fingerprint and tokenizer, no weights."""
 
 import asyncio
 import threading
@@ -20,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the APIs and the plan need to know; `name` is what requests may call it."""
+    """The model's description for APIs and planning; `name` is its name in requests."""
 
     name: str
     config: ModelConfig
@@ -29,7 +26,7 @@ class ServedModel:
 
 
 async def load_served_model(model: str, progress: ProgressFn) -> ServedModel:
-    """Resolves MODEL, which may download or convert it; raises what the model's files deserve.
+    """Resolves MODEL, which may download or convert it; raises the errors of its files.
 
     `progress` is called on the event loop.
     """

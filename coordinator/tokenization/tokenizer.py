@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Longer texts are tokenized in a thread: this many characters take a millisecond or two.
 _INLINE_CHARACTERS: Final = 1_000
 
-# What a template can raise, being code: Jinja's own errors, and Python's from its expressions.
+# Errors of a template, which is code: Jinja's own errors, and Python's from its expressions.
 _TEMPLATE_ERRORS: Final = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -77,7 +77,7 @@ class Tokenizer:
         return self._vocab_size
 
     def fewest_tokens(self, num_characters: int) -> int:
-        """A text of so many characters has at least this many tokens; 0 if that is not known."""
+        """The fewest tokens that a text of `num_characters` can have; 0 if unknown."""
         return num_characters // self._longest_token if self._longest_token else 0
 
     def encode(self, text: str) -> tuple[int, ...]:
