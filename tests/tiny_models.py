@@ -21,12 +21,19 @@ class TinyModel:
     reference: Any
     num_layers: int
     vocab_size: int
+    _logprobs: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False)
 
     def logprobs(self, token_ids: tuple[int, ...]) -> Tensor:
-        """Transformers' log-probabilities after every token, [tokens, vocabulary], float32."""
-        with torch.inference_mode():
-            logits: Tensor = self.reference(torch.tensor([token_ids])).logits
-        return logits[0].float().log_softmax(dim=-1)
+        """Transformers' log-probabilities after every token, [tokens, vocabulary], float32.
+
+        Calculated once for each sequence of tokens, because many tests ask for the same.
+        """
+        known = self._logprobs.get(token_ids)
+        if known is None:
+            with torch.inference_mode():
+                logits: Tensor = self.reference(torch.tensor([token_ids])).logits
+            known = self._logprobs[token_ids] = logits[0].float().log_softmax(dim=-1)
+        return known
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,19 @@ def own_mesh(tiny_chat: TinyChat) -> Iterator[Mesh]:
         yield mesh
 
 
+@pytest.fixture
+def single_stage(tiny_chat: TinyChat) -> Iterator[Mesh]:
+    """A mesh of one worker that the test may end."""
+    with serving(str(tiny_chat.model.folder), *MESH_OPTIONS) as mesh:
+        yield mesh
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stop_signal_ends_every_process_without_noise(
-    number: signal.Signals, own_mesh: Mesh
+    number: signal.Signals, single_stage: Mesh
 ) -> None:
-    own_mesh.stop(number)
-    after = own_mesh.command.log.lines
+    single_stage.stop(number)
+    after = single_stage.command.log.lines
     assert after[-1] == "stopped"
     assert not any("warning" in line or "error" in line for line in after)
 
@@ -77,11 +84,11 @@ def test_worker_killed_is_started_again_and_the_answer_goes_on(
     own_mesh.stop()
 
 
-def test_coordinator_killed_ends_the_mesh_with_a_message(own_mesh: Mesh) -> None:
-    children = own_mesh.command.descendants()
-    workers = {worker.pid for worker in own_mesh.state().workers}
+def test_coordinator_killed_ends_the_mesh_with_a_message(single_stage: Mesh) -> None:
+    children = single_stage.command.descendants()
+    workers = {worker.pid for worker in single_stage.state().workers}
     (coordinator,) = (child for child in children if child.pid not in workers)
     coordinator.kill()
-    assert own_mesh.command.wait() == 1
-    assert "error: coordinator was killed by signal 9" in "\n".join(own_mesh.command.log.lines)
+    assert single_stage.command.wait() == 1
+    assert "error: coordinator was killed by signal 9" in "\n".join(single_stage.command.log.lines)
     assert_all_end(children)
