@@ -172,6 +172,30 @@ async def test_async_generate_many_failure_cancels_the_others(target: str, api: 
                 await client.state()
 
 
+async def test_sync_generate_many_iterates_requests_that_use_the_client(target: str) -> None:
+    def run() -> list[str]:
+        with Client(target) as client:
+            requests = (request(client.detokenize(client.tokenize(text))) for text in TEXTS)
+            return [answer.text for [answer] in client.generate_many(requests)]
+
+    assert await asyncio.to_thread(run) == TEXTS
+
+
+async def test_sync_call_of_a_closed_client_raises_value_error(target: str) -> None:
+    def run() -> None:
+        client = Client(target)
+        updates = client.infer(request("hang"))
+        next(updates)
+        client.close()
+        with pytest.raises(ValueError, match="is closed"):
+            client.state()
+        with pytest.raises(ValueError, match="is closed"):
+            next(updates)
+        client.close()
+
+    await asyncio.to_thread(run)
+
+
 async def test_client_without_a_mesh_raises_a_hint_to_start_one() -> None:
     async with AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(StagemeshRpcError, match=r"stagemesh serve MODEL") as caught:
