@@ -198,7 +198,7 @@ class Engine:
         Returns whether there was a poison request; a planned end is never counted against requests.
         """
         self.is_serving = self.is_draining = False
-        end = EpochEndedError.by(cause)
+        end = EpochEndedError.caused_by(cause)
         self._metrics.epoch_ends.labels(str(self.replica), end.cause).inc()
         if end.cause == NO_PROGRESS and self.scheduler is not None:
             # No step was made, so the head of the queue may be the request that cannot run.
@@ -209,7 +209,7 @@ class Engine:
         if poison_id is not None:
             num_ends = self._poison_detector.num_ends(poison_id)
             detail = f"the request ran at {num_ends} ends, at the last one alone"
-            self._fail(poison_id, EpochEndedError.by(cause, detail))
+            self._fail(poison_id, EpochEndedError.caused_by(cause, detail))
         if self.limits is not None:
             self._begin(self.limits, first_step=0)
         self.on_change(self)

@@ -92,7 +92,7 @@ class ReplicaTelemetry:
         for stage in range(self._num_exported):
             self.metrics.stage_up.labels(str(self.replica), str(stage)).set(0)
         self.stopped_serving = now
-        end = EpochEndedError.by(cause)
+        end = EpochEndedError.caused_by(cause)
         recovery = Recovery(
             epoch=epoch, cause=end.cause, detail=end.detail, ended_unix_seconds=time.time()
         )

@@ -46,7 +46,7 @@ class RankStatus:
     @classmethod
     def from_error(cls, error: StagemeshError) -> "RankStatus":
         """The status that `as_error` converts back."""
-        end = EpochEndedError.by(error)
+        end = EpochEndedError.caused_by(error)
         return cls(0, b"", end.cause, end.detail)
 
     def pack(self) -> bytes:

@@ -199,7 +199,7 @@ class EpochSession:
         failure = error or StagemeshError()
         # The process that caused an external end logs it as a warning.
         log = _log.info if isinstance(failure, EpochEndedError) else _log.warning
-        end = EpochEndedError.by(failure)
+        end = EpochEndedError.caused_by(failure)
         log(
             "epoch_failed",
             epoch=epoch_name(self.epoch),
@@ -225,7 +225,7 @@ class EpochSession:
 
     async def _raise_when_over(self) -> None:
         await self._ended.wait()
-        raise EpochEndedError.by(self._failure or _replaced())
+        raise EpochEndedError.caused_by(self._failure or _replaced())
 
 
 async def _read_frame(context: ForwardContext, sender: str) -> WireFrame:

@@ -35,7 +35,7 @@ class ResultStream:
     def close(self, failure: StagemeshError | None, step: int) -> None:
         """Ends the stream, with `failure` if there is one; buffered results stay readable."""
         if failure is not None:
-            end = EpochEndedError.by(failure)
+            end = EpochEndedError.caused_by(failure)
             self._failure = stage_pb2.StageFailure(code=end.cause, message=end.detail, step=step)
         self._unread.put_nowait(None)
 
