@@ -10,7 +10,6 @@ from scheduler.cost_model.pipeline_model import StageEstimate
 from scheduler.cost_model.roofline_priors import guess_costs
 from scheduler.cost_model.stage_costs import StageCostModel
 from scheduler.limits import SchedulerLimits
-from scheduler.observability.queue_forecast import QueueForecast
 from scheduler.observability.snapshot import (
     BubbleSeconds,
     DecisionCounts,
@@ -30,6 +29,7 @@ from scheduler.routing.replica_router import (
 )
 from scheduler.scheduler import Scheduler
 from scheduler.sequences.sequence import ScoreEvent, SequenceRequest, TokenEvent
+from scheduler.sequences.waiting_queue import QueueForecast
 
 __all__ = [
     "NO_PROGRESS",

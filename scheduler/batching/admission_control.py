@@ -12,7 +12,7 @@ from scheduler.kv_cache.memory_forecast import OutputLengths, num_admissible
 from scheduler.kv_cache.slot_allocator import SlotAllocator
 from scheduler.sequences.queues import SequenceQueues
 from scheduler.sequences.sequence import TrackedSequence
-from scheduler.sequences.tenant_fairness import OUTPUT_WEIGHT, FairShare
+from scheduler.sequences.waiting_queue import OUTPUT_WEIGHT, FairShare
 
 MAX_CANDIDATES = 256
 """Maximum number of waiting sequences that are considered for one step."""

@@ -16,7 +16,7 @@ from scheduler.limits import SchedulerLimits
 from scheduler.policies.interface import Policy, SchedulerView
 from scheduler.sequences.queues import SequenceQueues
 from scheduler.sequences.sequence import SequencePhase, SlotAllocation, TrackedSequence
-from scheduler.sequences.tenant_fairness import FairShare
+from scheduler.sequences.waiting_queue import FairShare
 
 MAX_DEFERRED = 16
 """Maximum of sequences that are skipped because they wait for another's prefix; bounds a step."""

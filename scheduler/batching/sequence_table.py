@@ -13,7 +13,7 @@ from scheduler.limits import SchedulerLimits
 from scheduler.policies.interface import SchedulerView
 from scheduler.sequences.queues import SequenceQueues
 from scheduler.sequences.sequence import SequencePhase, SequenceRequest, TrackedSequence
-from scheduler.sequences.tenant_fairness import FairShare
+from scheduler.sequences.waiting_queue import FairShare
 
 
 class SequenceTable:

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scheduler.cost_model.estimator import CostEstimator
-from scheduler.cost_model.feedback import SentStep, StageRecord
+from scheduler.cost_model.feedback import SentStep, StageRecord, TimingCollector
 from scheduler.cost_model.stage_costs import StageCostModel
-from scheduler.cost_model.step_timings import TimingCollector
 
 SMOOTHING = 0.1
 """Weight of the newest value in the running means."""

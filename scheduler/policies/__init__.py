@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from scheduler.policies.adaptive.policy import AdaptiveOptions, AdaptivePolicy
-from scheduler.policies.fixed import FixedPolicy
+from scheduler.policies.fixed import FixedPolicy, VllmPolicy
 from scheduler.policies.interface import Policy
 from scheduler.policies.multiplicative import MultiplicativeOptions, MultiplicativePolicy
 from scheduler.policies.throttle import ThrottleOptions, ThrottlePolicy
-from scheduler.policies.vllm import VllmPolicy
 
 PolicyName = Literal["fixed", "multiplicative", "vllm", "throttle", "adaptive"]
 POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from scheduler.policies.fixed import OpenLoopPolicy
 from scheduler.policies.interface import MicrobatchView, SchedulerView, SequenceView, even_share
-from scheduler.policies.open_loop import OpenLoopPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from scheduler.sequences.sequence import SequencePhase, TrackedSequence
-from scheduler.sequences.tenant_fairness import FairShare
-from scheduler.sequences.waiting_queue import WaitingQueue
+from scheduler.sequences.waiting_queue import FairShare, WaitingQueue
 
 ENTERED_FROM: dict[SequencePhase, frozenset[SequencePhase]] = {
     SequencePhase.WAITING: frozenset(

@@ -1,16 +1,76 @@
-"""The sequences that wait for a slot, and the order of admission.
+"""The sequences that wait for a slot: order of admission, tenant fairness, wait forecast.
 
 The order is aged priority (lowest number first), then the tenant that was served least, then the
 earliest deadline. Nothing starves: a priority improves with time up to the best that waits, other
 tenants' counters grow as they are served, and later arrivals have later deadlines.
 """
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heapreplace
 
 from scheduler.sequences.sequence import TrackedSequence
-from scheduler.sequences.tenant_fairness import FairShare
+
+OUTPUT_WEIGHT = 2
+"""Weight of a generated token relative to a prompt token."""
+MAX_COUNTERS = 1024
+
+
+class FairShare:
+    """One counter for each recently served tenant."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, int] = {}
+        self._last_served = 0
+
+    def __getitem__(self, tenant: str) -> int:
+        """The tenant's counter; the lowest is served first."""
+        return self._served.get(tenant, 0)
+
+    def arrive(self, tenant: str, others: Collection[str]) -> None:
+        """Initialises a tenant whose queue was empty; `others` have waiting sequences."""
+        least = min((self[other] for other in others), default=self._last_served)
+        self._served[tenant] = max(self[tenant], least)
+        if len(self._served) > MAX_COUNTERS:
+            kept = {tenant, *others}
+            self._served = {name: count for name, count in self._served.items() if name in kept}
+
+    def admit(self, tenant: str, num_tokens: int) -> None:
+        """Charges an admitted sequence with `num_tokens` to compute."""
+        self._last_served = self[tenant]
+        self.charge(tenant, num_tokens)
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Adds served tokens to the tenant's counter."""
+        self._served[tenant] = self[tenant] + num_tokens
+
+
+NUM_STARTS = 64
+MAX_WAIT_SECONDS = 60
+
+
+class QueueForecast:
+    """The times of the latest admissions from the queue."""
+
+    def __init__(self) -> None:
+        self._starts: deque[float] = deque(maxlen=NUM_STARTS)
+
+    def started(self, now: float) -> None:
+        """Records an admission from the queue."""
+        self._starts.append(now)
+
+    def wait_seconds(self, num_starts: int, now: float) -> int:
+        """Predicted seconds until `num_starts` more admissions, from 1 to 60.
+
+        The time since the last admission counts, so the prediction of a stalled queue grows.
+        """
+        if not self._starts:
+            return 1
+        seconds = num_starts * (now - self._starts[0]) / len(self._starts)
+        return max(1, min(MAX_WAIT_SECONDS, math.ceil(seconds)))
+
 
 AGEING_SECONDS = 30.0
 """Waiting time that improves a priority by one."""

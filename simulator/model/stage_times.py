@@ -8,13 +8,43 @@ its rows were prompt rows, and 10 % more (the performance model of splitwise-sim
 import csv
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from statistics import median
 
 from runtime.errors import InvalidRequestError
-from scheduler import StepWork
+from scheduler import StageCostModel, StepWork, guess_costs
+
+MODELS = {"llama2-70b": (69e9, 80), "bloom-176b": (176e9, 70)}
+"""Weights and layers, by the first part of the hardware's name."""
+BYTES_PER_WEIGHT = 2
+DEVICE_KIND = "cuda"
+
+
+def num_layers_of(hardware: str) -> int:
+    """Layers of the model that `hardware` names, which `load_times` knows."""
+    return MODELS[hardware.partition("/")[0]][1]
+
+
+def guess_stages(hardware: str, shares: Sequence[float]) -> tuple[StageCostModel, ...]:
+    """Returns the estimated costs of stages with these shares of the model, as at an epoch's start.
+
+    `hardware` is a name that `load_times` knows, as `llama2-70b/h100-80gb/4`; the weights of a
+    stage are divided by its number of devices.
+    """
+    model, _, num_devices = hardware.split("/")
+    num_weights, _ = MODELS[model]
+    return tuple(
+        guess_costs(
+            DEVICE_KIND,
+            int(BYTES_PER_WEIGHT * num_weights * share / int(num_devices)),
+            BYTES_PER_WEIGHT,
+            round(num_layers_of(hardware) * share),
+        )
+        for share in shares
+    )
+
 
 MIXED_SURCHARGE = 1.1
 """Factor on a batch of prompts and decodes relative to prompts only (splitwise-sim)."""

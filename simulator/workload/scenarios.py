@@ -10,9 +10,8 @@ from importlib import resources
 
 from runtime.errors import InvalidRequestError
 from scheduler import SchedulerLimits, split_layers
-from simulator.model.devices import guess_stages, num_layers_of
 from simulator.model.pipeline import LinkSpec, PipelineSpec, SpeedChange, layer_shares
-from simulator.model.stage_times import load_times
+from simulator.model.stage_times import guess_stages, load_times, num_layers_of
 from simulator.workload.outcomes import Targets
 from simulator.workload.traces import Lengths, LoadShape, Trace, at_rate, fit, read_trace, synthetic
 

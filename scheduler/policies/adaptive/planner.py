@@ -5,6 +5,7 @@ the slowest stage, or one round trip of the pipeline, whichever is longer. All t
 seconds; nothing here keeps state across cycles.
 """
 
+import heapq
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,6 +14,39 @@ from scheduler.cost_model.feedback import StepWork
 from scheduler.cost_model.stage_costs import KNOTS, StageCostModel
 from scheduler.policies.adaptive.cycle_costs import CycleBasis, DecodeShare, PricedWork
 from scheduler.policies.adaptive.targets import CycleLimits
+from scheduler.policies.interface import SchedulerView, SequenceView, even_share
+
+
+def partition_decodes(
+    view: SchedulerView, num_microbatches: int, token_seconds: float, context_seconds: float
+) -> Sequence[SequenceView]:
+    """The ready decodes of the next microbatch, at most an even share in number.
+
+    A decode costs `token_seconds` and `context_seconds` for each position before it. Longest
+    processing time first (Graham, 1969): each goes to the cheapest of the microbatches that can
+    still be sent.
+    """
+    share = even_share(view, num_microbatches)
+    num_free = max(1, num_microbatches - view.num_steps_in_flight)
+    if len(view.ready) <= share:
+        return view.ready
+    if num_free == 1:
+        return view.ready[:share]  # the longest waiting, so that none is skipped twice
+    longest_first = sorted(
+        view.ready, key=lambda sequence: (-sequence.num_sent, sequence.sequence_id)
+    )
+    microbatches: list[list[SequenceView]] = [[] for _ in range(num_free)]
+    cheapest = [(0.0, number) for number in range(num_free)]
+    for sequence in longest_first:
+        if not cheapest:
+            break
+        seconds, number = heapq.heappop(cheapest)
+        microbatches[number].append(sequence)
+        if len(microbatches[number]) < share:
+            cost = token_seconds + context_seconds * sequence.num_sent
+            heapq.heappush(cheapest, (seconds + cost, number))
+    return microbatches[0]
+
 
 MIN_FIXED_SHARE = 0.04
 """Without a target, a microbatch grows until its fixed cost is this share of it."""

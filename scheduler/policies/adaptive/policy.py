@@ -15,8 +15,13 @@ from scheduler.cost_model.roofline_priors import guess_costs
 from scheduler.limits import SchedulerLimits
 from scheduler.observability.snapshot import DecisionCounts, PolicySnapshot
 from scheduler.policies.adaptive.cycle_costs import CycleBasis
-from scheduler.policies.adaptive.decode_partition import partition_decodes
-from scheduler.policies.adaptive.planner import MIN_CHUNK_TOKENS, CyclePlan, CyclePlanner, best_plan
+from scheduler.policies.adaptive.planner import (
+    MIN_CHUNK_TOKENS,
+    CyclePlan,
+    CyclePlanner,
+    best_plan,
+    partition_decodes,
+)
 from scheduler.policies.adaptive.targets import (
     CycleLimits,
     cycle_load,

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from scheduler import SequenceRequest
 from scheduler.sequences.sequence import DEFAULT_TTFT_SECONDS, TrackedSequence
-from scheduler.sequences.tenant_fairness import MAX_COUNTERS, FairShare
-from scheduler.sequences.waiting_queue import AGEING_SECONDS, WaitingQueue
+from scheduler.sequences.waiting_queue import AGEING_SECONDS, MAX_COUNTERS, FairShare, WaitingQueue
 from tests.scheduler.mesh_model import Mesh, make_limits, make_request
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from runtime.errors import InvalidRequestError
 from scheduler import StepWork
-from simulator.model.devices import guess_stages
-from simulator.model.stage_times import Curve, load_times
+from simulator.model.stage_times import Curve, guess_stages, load_times
 from simulator.workload.scenarios import Scenario, make_scenarios
 
 TIMES = load_times("llama2-70b/h100-80gb/4")

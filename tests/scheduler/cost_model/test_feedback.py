@@ -3,8 +3,7 @@
 import pytest
 
 from runtime.protocol.step import StageTiming
-from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork
-from scheduler.cost_model.step_timings import TimingCollector
+from scheduler.cost_model.feedback import SentStep, StageRecord, StepWork, TimingCollector
 
 
 def sent(number: int) -> SentStep:

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler import QueueForecast
-from scheduler.observability.queue_forecast import MAX_WAIT_SECONDS, NUM_STARTS
+from scheduler.sequences.waiting_queue import MAX_WAIT_SECONDS, NUM_STARTS
 
 
 def test_forecast_of_even_admissions_is_proportional() -> None:
