@@ -19,7 +19,8 @@ from protos import stage_pb2
 from runtime.errors import PortTakenError
 from stagemesh import Client, GenerationRequest, MeshState, Update
 from stagemesh.launcher.ports import reserve
-from tests.integration.process_log import START_SECONDS, STOP_SECONDS, Log
+from tests.integration.fork_server import fork_server
+from tests.integration.process_log import STOP_SECONDS, Log
 
 COMMAND = (sys.executable, "-m", "stagemesh")
 ANSWER_SECONDS = 60.0
@@ -109,15 +110,7 @@ def run_command(
     *arguments: str, env: Mapping[str, str] | None = None, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Runs `stagemesh ARGUMENTS` to its end."""
-    return subprocess.run(
-        (*COMMAND, *arguments),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=START_SECONDS,
-        env=os.environ | (env or {}),
-    )
+    return fork_server().run(arguments, env or {}, stdin)
 
 
 def until(client: Client, is_so: Callable[[MeshState], bool]) -> MeshState:
@@ -241,6 +234,7 @@ def _held(state: MeshState) -> dict[str, int]:
 @contextmanager
 def leaving_no_child() -> Iterator[None]:
     """Asserts that the block leaves no child process that was not there before."""
+    fork_server()  # which stays
     before = psutil.Process().children(recursive=True)
     yield
     left = set(psutil.Process().children(recursive=True)) - set(before)

@@ -84,5 +84,5 @@ def test_status_of_the_scheduler_shows_what_it_steers_by_and_its_limits(pair: Me
     assert run_command("infer", "hi", "--max-tokens", "8", "--target", pair.target).returncode == 0
     shown = run_command("status", "--scheduler", "--target", pair.target)
     assert shown.returncode == 0
-    for part in ("adaptive", "microbatches in flight", "predictions", "Costs in us", "starved"):
+    for part in ("adaptive", "microbatches in flight", "predictions", "Cost models", "starved"):
         assert part in shown.stdout
