@@ -19,8 +19,7 @@ from benchmarks import command
 from benchmarks.command import above_zero, threads, whole
 from benchmarks.mesh import launched_mesh
 from stagemesh import AsyncClient, MeshState
-from stagemesh.bench.callers import CALL_ERRORS, ApiTarget, Caller, connect
-from stagemesh.bench.request_record import RequestRecord
+from stagemesh.bench.callers import CALL_ERRORS, ApiTarget, Caller, RequestRecord, connect
 from stagemesh.bench.workload import BenchRequest
 from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOptions
 

@@ -14,8 +14,13 @@ from coordinator.membership.assignment import Assignment
 from coordinator.membership.fault_scores import Link
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
-from coordinator.planning.degraded_layout import degraded_options, fits_memory, try_plan
-from coordinator.planning.replica_layout import resolve_dtype, with_dtype
+from coordinator.planning.replica_layout import (
+    degraded_options,
+    fits_memory,
+    resolve_dtype,
+    try_plan,
+    with_dtype,
+)
 from coordinator.planning.worker_assignment import assign_workers, describe_shortage
 from coordinator.replica.retry_policy import FormationRetryPolicy
 from coordinator.replica.shared_context import SharedReplicaContext

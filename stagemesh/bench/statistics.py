@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from stagemesh.bench.load import LoadResult
-from stagemesh.bench.request_record import RequestRecord
+from stagemesh.bench.callers import RequestRecord
+from stagemesh.bench.session import LoadResult
 
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 TARGETS: Final[Mapping[str, Callable[[RequestRecord], float | None]]] = {

@@ -7,8 +7,12 @@ import pytest
 
 from coordinator.membership.worker_record import WorkerRecord
 from coordinator.options import CoordinatorOptions
-from coordinator.planning.degraded_layout import degraded_options, fits_memory, try_plan
-from coordinator.planning.replica_layout import plan_replica
+from coordinator.planning.replica_layout import (
+    degraded_options,
+    fits_memory,
+    plan_replica,
+    try_plan,
+)
 from runtime.model_config.model_config import ModelConfig, load_model_config
 from tests.coordinator.fake_records import make_identity
 
