@@ -55,6 +55,14 @@ class RequestRecord:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """The records of all requests, in order of their scheduled times."""
+
+    records: list[RequestRecord]
+    duration_seconds: float
+
+
 API = Literal["grpc", "http"]
 Clock = Callable[[], float]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InvalidRequestError
-from stagemesh.bench.session import LoadResult
+from stagemesh.bench.callers import LoadResult
 from stagemesh.bench.statistics import LATENCIES, LoadStatistics, latencies
 
 _WIDTH: Final = 50

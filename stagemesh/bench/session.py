@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import RequestsFailedError
-from stagemesh.bench.callers import API, CALL_ERRORS, ApiTarget, Caller, RequestRecord, connect
+from stagemesh.bench.callers import (
+    API,
+    CALL_ERRORS,
+    ApiTarget,
+    Caller,
+    LoadResult,
+    RequestRecord,
+    connect,
+)
 from stagemesh.bench.report import LoadSettings, as_json, as_text, draw
 from stagemesh.bench.statistics import summarize
 from stagemesh.bench.workload import (
@@ -20,14 +28,6 @@ from stagemesh.bench.workload import (
     send_times,
 )
 from stagemesh.client.rpc_error import StagemeshRpcError
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """The records of all requests, in order of their scheduled times."""
-
-    records: list[RequestRecord]
-    duration_seconds: float
 
 
 async def run_load(

@@ -11,8 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from stagemesh.bench.callers import RequestRecord
-from stagemesh.bench.session import LoadResult
+from stagemesh.bench.callers import LoadResult, RequestRecord
 
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 TARGETS: Final[Mapping[str, Callable[[RequestRecord], float | None]]] = {

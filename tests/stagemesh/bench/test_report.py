@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stagemesh.bench.callers import RequestRecord
+from stagemesh.bench.callers import LoadResult, RequestRecord
 from stagemesh.bench.report import LoadSettings, as_json, as_text, draw
-from stagemesh.bench.session import LoadResult
 from stagemesh.bench.statistics import summarize
 
 LOAD = LoadSettings("toy", 3, 5.0, 1.0, 2, {"ttft": 150.0, "tpot": 60.0})
