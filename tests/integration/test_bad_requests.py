@@ -67,7 +67,7 @@ def test_infer_past_its_timeout_exits_with_a_message(pair: Mesh) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "error: the deadline passed before the answer was complete; allow more time\n"
+        "error: the deadline passed before the answer was complete; set a longer timeout\n"
     )
 
 
