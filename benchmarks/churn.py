@@ -25,7 +25,7 @@ from stagemesh.cli.options.common import BatchingOptions, DeviceOptions, PlanOpt
 
 _LAG = "stagemesh_event_loop_lag_seconds"
 _TIMEOUT_SECONDS = 120.0
-# The longest that a client stays who does not wait for its answer's end.
+# Longest time until a client that does not wait for its answer's end leaves.
 _STAY_SECONDS = 2.0
 _IDLE_SECONDS = 30.0
 

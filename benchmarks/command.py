@@ -112,9 +112,9 @@ def run(command: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     except Exception as error:
-        if (told := _told(error)) is None:
+        if (message := _message_of(error)) is None:
             raise
-        sys.stderr.write(f"error: {told}\n")
+        sys.stderr.write(f"error: {message}\n")
         sys.exit(_EXIT_FAILED)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -124,9 +124,9 @@ def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _told(error: BaseException) -> str | None:
+def _message_of(error: BaseException) -> str | None:
     """The message of an expected error; None for a bug, which needs its traceback."""
     if isinstance(error, BaseExceptionGroup):
-        texts = [_told(each) for each in error.exceptions]
+        texts = [_message_of(each) for each in error.exceptions]
         return None if None in texts else texts[0]
     return str(error) if isinstance(error, StagemeshError | StagemeshRpcError) else None

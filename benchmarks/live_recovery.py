@@ -63,7 +63,7 @@ async def decode_for(client: AsyncClient, num_sequences: int, seconds: float) ->
 def simulate_decodes(
     pace: PacedModel, layers: Sequence[int], policy: PolicyName, num_sequences: int, num_tokens: int
 ) -> tuple[list[list[float]], PolicySnapshot]:
-    """The same in the simulator, so many tokens each; with what the policy thinks at the end."""
+    """Token times in the simulator, and the policy's snapshot at the end."""
     times: list[list[float]] = [[] for _ in range(num_sequences)]
     trace = (TraceRequest(0.0, PROMPT_TOKENS, num_tokens),) * num_sequences
     replay = make_replay(pace, layers, policy, trace, lambda index, now: times[index].append(now))
@@ -75,7 +75,7 @@ def find_recovery(times: Sequence[Sequence[float]], changed_at: float) -> RateRe
 
     The settled rate is the median of the second half of the cycles. A faster cycle counts like a
     settled one: the first ends with what was sent before the change, which must not make up for
-    the slow ones after it. Raises `InvalidRequestError` where there are too few cycles to say.
+    the slow ones after it. Raises `InvalidRequestError` if there are too few cycles.
     """
     every = sorted(time for sequence in times for time in sequence)
     marks = [time for time in times[0] if time >= changed_at]

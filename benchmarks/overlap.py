@@ -34,7 +34,7 @@ COLUMNS = (
     *("batch", "overlap", "output tok/s", "TTFT s", "TPOT ms"),
     *("sent", "hidden", "waited", "same tokens"),
 )
-# Ranks tell what they did with their heartbeats, once a second.
+# Ranks report their activity with their heartbeats, once a second.
 _HEARTBEATS_SECONDS: Final = 2.5
 
 Overlap = Literal["off", "auto", "on"]

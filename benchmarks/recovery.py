@@ -106,9 +106,7 @@ async def _main(options: argparse.Namespace) -> None:
         for number in range(options.kills):
             await until_whole(client)
             pauses += await measure_kill(client, number, options.requests)
-    print(
-        f"{options.model}, 2 stages and a standby, {options.kills} kills of either stage in turn,"
-    )
+    print(f"{options.model}, 2 stages and a spare worker, {options.kills} kills, stages in turn,")
     print(f"{options.requests} requests decoding: from the kill to each request's next token")
     print("| p50 (s) | p99 (s) | worst (s) |\n| --- | --- | --- |")
     print(f"| {percentile(pauses, 0.5):.2f} | {percentile(pauses, 0.99):.2f} | {max(pauses):.2f} |")

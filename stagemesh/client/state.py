@@ -75,7 +75,7 @@ class RecoveryState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshState:
-    """A mesh at one moment; `failure` says why it cannot be formed, and is empty otherwise."""
+    """A mesh at one moment; `failure` is the reason why it cannot form, or empty."""
 
     build: str
     coordinator_id: str

@@ -35,7 +35,7 @@ def all_parsers(name: str) -> Iterator[argparse.ArgumentParser]:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_help_of_a_benchmark_says_what_it_measures_and_how_to_call_it(name: str) -> None:
+def test_benchmark_help_states_what_it_measures_and_shows_examples(name: str) -> None:
     for parser in all_parsers(name):
         shown = parser.format_help()
         assert shown.startswith(f"usage: python -m benchmarks.{name}")
@@ -46,7 +46,7 @@ def test_help_of_a_benchmark_says_what_it_measures_and_how_to_call_it(name: str)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_examples_of_a_benchmark_are_taken_by_it(name: str) -> None:
+def test_benchmark_accepts_the_examples_of_its_help(name: str) -> None:
     for parser in all_parsers(name):
         prefix = f"    python -m benchmarks.{name}"
         lines = [line for line in (parser.epilog or "").splitlines() if line.startswith(prefix)]
@@ -56,7 +56,7 @@ def test_examples_of_a_benchmark_are_taken_by_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_number_of_a_benchmark_is_never_just_any(name: str) -> None:
+def test_every_number_option_of_a_benchmark_is_bounded(name: str) -> None:
     for parser in all_parsers(name):
         for action in parser._actions:
             assert action.type not in (int, float), action.option_strings
@@ -69,7 +69,7 @@ def test_number_of_a_benchmark_is_never_just_any(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("policies --seeds 0", "--seeds: '0' is no whole number from 1"),
         ("policies --requests 0", "--requests: '0' is no whole number"),
@@ -92,8 +92,8 @@ def test_number_of_a_benchmark_is_never_just_any(name: str) -> None:
         ("hop --alone 1", "--alone: '1' is no whole number from 2"),
     ],
 )
-def test_benchmark_with_a_careless_value_says_what_is_wrong_with_it(
-    line: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_benchmark_invalid_value_is_refused_with_the_reason(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, *arguments = shlex.split(line)
     monkeypatch.setattr("sys.argv", [name, *arguments])
@@ -101,7 +101,7 @@ def test_benchmark_with_a_careless_value_says_what_is_wrong_with_it(
         importlib.import_module(f"benchmarks.{name}").main()
     assert caught.value.code == 2
     shown = " ".join(capsys.readouterr().err.split())
-    assert says in shown
+    assert message in shown
     assert f"usage: python -m benchmarks.{name}" in shown
 
 
@@ -135,17 +135,17 @@ def test_run_ends_with_the_code_that_is_returned_or_zero() -> None:
         ExceptionGroup("tasks", [ExceptionGroup("", [LaunchError(problem="layers 1 do not fit")])]),
     ],
 )
-def test_run_tells_what_was_refused_in_one_line(
+def test_run_expected_error_is_one_line(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert end_of(raising(error)) == 1
     assert capsys.readouterr().err == "error: layers 1 do not fit\n"
 
 
-def test_run_lets_a_bug_through_with_its_traceback() -> None:
+def test_run_unexpected_error_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         command.run(raising(ZeroDivisionError()))
 
 
-def test_new_file_in_a_folder_that_is_there_is_taken(tmp_path: Path) -> None:
+def test_output_file_in_an_existing_folder_is_accepted(tmp_path: Path) -> None:
     assert command.new_file(str(tmp_path / "x.json")) == tmp_path / "x.json"

@@ -34,13 +34,13 @@ def cells_of(table: Table) -> list[list[str]]:
     return [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
 
 
-def test_policies_by_name_come_in_the_order_of_the_tables() -> None:
+def test_policies_by_name_keep_the_order_of_the_tables() -> None:
     assert parse_policies("adaptive,fixed") == ("fixed", "adaptive")
     assert parse_policies("all") == POLICY_NAMES
 
 
 @pytest.mark.parametrize("names", ["", "adaptive,slow", "fixed,"])
-def test_policies_that_are_not_known_are_refused_with_those_that_are(names: str) -> None:
+def test_unknown_policies_are_refused_with_the_known_ones(names: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="fixed, multiplicative"):
         parse_policies(names)
 
@@ -51,14 +51,14 @@ def test_figures_row_has_its_units() -> None:
     assert cells_of(table) == [["adaptive", "200.0", "0.50", "0.50", "40", "40", "25%"]]
 
 
-def test_difference_row_says_how_far_the_simulator_is_off() -> None:
+def test_difference_row_shows_the_simulators_deviation() -> None:
     table = figures_table("some")
     modelled = replace(FIGURES, token_rate=220.0, tpot=Percentiles.of([0.03, 0.03]))
     add_difference(table, modelled, FIGURES)
     assert cells_of(table) == [["  off by", "+10.0%", "+0.0%", "+0.0%", "-25.0%", "-25.0%", ""]]
 
 
-def test_slowed_model_is_the_same_but_for_one_stage_that_changes(tmp_path: Path) -> None:
+def test_slowed_model_changes_one_stage_only(tmp_path: Path) -> None:
     paced = PACED / "llama2-70b.json"
     slowed = with_slow_stage(paced, tmp_path, 12.5)
     assert json.loads(slowed.read_text()) == json.loads(paced.read_text()) | {

@@ -11,7 +11,7 @@ from simulator.workload.traces import TraceRequest
 TIMES = linear_times(fixed=0.04, per_token=1e-4, per_attention=0.0, per_context=0.0)
 
 
-def test_outcomes_of_finished_requests_alone_are_summed_up() -> None:
+def test_summary_counts_finished_requests_only() -> None:
     request = TraceRequest(1.0, 10, 5)
     finished = RequestOutcome(request, first_token_at=1.5, finished_at=3.5, num_tokens=5)
     failed = RequestOutcome(request, None, None, 0)
@@ -22,7 +22,7 @@ def test_outcomes_of_finished_requests_alone_are_summed_up() -> None:
     assert figures.bubble == 0.5
 
 
-def test_simulated_lone_request_takes_a_way_around_the_pipeline_per_token() -> None:
+def test_simulated_single_request_needs_a_round_trip_per_token() -> None:
     pace = PacedModel(times=TIMES, num_kv_blocks=64, noise=0.0, changes=())
     figures = simulated(pace, (8, 8, 7, 7), "adaptive", (TraceRequest(0.0, 10, 20),))
     # All stages take 40 ms, links and coordinator a millisecond each at most.

@@ -41,7 +41,7 @@ def test_recovery_cycle_that_began_before_the_change_does_not_make_up_for_slow_o
     assert find_recovery([times], CHANGED_AT).num_cycles == 8
 
 
-def test_recovery_that_never_comes_is_said_so() -> None:
+def test_recovery_that_is_not_reached_is_reported() -> None:
     times = token_times([0.2, 0.4] * 40 + [0.2] * 81)
     found = find_recovery([times], CHANGED_AT)
     assert found.num_cycles == 80
@@ -51,14 +51,14 @@ def test_recovery_that_never_comes_is_said_so() -> None:
     assert recovery_cells(found) == ("10.0", "5.0", "never", "-")
 
 
-def test_recovery_of_a_run_that_ends_too_soon_asks_for_a_longer_one() -> None:
+def test_recovery_of_a_run_that_is_too_short_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="run for longer"):
         find_recovery([token_times([0.2] * 12)], CHANGED_AT)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("changed_at", [8.0, 11.3, 15.1])
-def test_adaptive_after_one_of_4_stages_slowed_by_half_is_at_its_new_best_within_20_cycles(
+def test_adaptive_after_a_stage_slows_down_reaches_its_new_maximum_within_20_cycles(
     changed_at: float, noise: float
 ) -> None:
     """As `benchmarks.live recovery` measures it, in the simulator: 32 decodes, no prompts."""

@@ -57,7 +57,7 @@ def test_simulate_with_a_plot_writes_one_picture_per_policy(tmp_path: Path) -> N
         (("--hardware", "abacus"), "llama2-70b"),
     ],
 )
-def test_simulate_of_what_is_not_there_says_what_is(
+def test_simulate_unknown_name_is_refused_with_the_known_ones(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*arguments) == 1
@@ -73,7 +73,7 @@ def test_simulate_of_what_is_not_there_says_what_is(
         (("--plan", "80", "--scenario", "slow-stage"), "pass at least two stages"),
     ],
 )
-def test_simulate_of_a_plan_that_is_not_the_model_says_what_is(
+def test_simulate_plan_that_does_not_fit_the_model_is_refused_with_the_reason(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*arguments, "--requests", "5") == 1

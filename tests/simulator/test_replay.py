@@ -39,7 +39,7 @@ def check_ratios(scenario: Scenario, name: PolicyName, trace: tuple[TraceRequest
     noise=st.sampled_from([0.0, 0.05]),
     scenario=st.sampled_from(["steady", "slow-stage", "heavy-head", "small-cache"]),
 )
-def test_replay_of_any_load_serves_everybody_and_beats_no_limit(
+def test_replay_of_any_load_completes_all_requests_and_exceeds_no_limit(
     name: PolicyName, seed: int, rate: float, latency: float, noise: float, scenario: str
 ) -> None:
     base = SCENARIOS[scenario]
@@ -56,12 +56,12 @@ def test_replay_of_any_load_serves_everybody_and_beats_no_limit(
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("name", ["adaptive", "vllm"])
-def test_replay_of_every_scenario_beats_no_limit(name: PolicyName, scenario: str) -> None:
+def test_replay_of_every_scenario_exceeds_no_limit(name: PolicyName, scenario: str) -> None:
     setting = SCENARIOS[scenario]
     check_ratios(setting, name, setting.make_trace(40, 6.0, 3))
 
 
-def test_replay_of_equal_beginnings_finds_them_in_the_prefix_cache() -> None:
+def test_replay_of_equal_prefixes_hits_the_prefix_cache() -> None:
     """Of 1,024 tokens and a rest, the second finds what it shares and the third one part of it."""
     prompts = ((1, 2), (1, 2), (1, 3))
     trace = tuple(
@@ -77,7 +77,7 @@ def test_replay_of_equal_beginnings_finds_them_in_the_prefix_cache() -> None:
     check_ratios(STEADY, "fixed", trace)
 
 
-def test_recorded_trace_that_is_too_short_comes_again_with_other_prompts() -> None:
+def test_recorded_trace_that_is_too_short_repeats_with_other_prompts() -> None:
     trace = SCENARIOS["mooncake"].make_trace(900, 1.0, 0)
     assert len(trace) == 900
     assert {*trace[0].prefix_hashes}.isdisjoint(trace[400].prefix_hashes)
@@ -85,7 +85,7 @@ def test_recorded_trace_that_is_too_short_comes_again_with_other_prompts() -> No
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_lone_prompts_on_a_quiet_pipeline_beat_no_limit(name: PolicyName) -> None:
+def test_single_prompts_on_an_idle_pipeline_exceed_no_limit(name: PolicyName) -> None:
     trace = tuple(TraceRequest(10.0 * turn, 300 * (turn + 1), 8) for turn in range(6))
     quiet = replace(STEADY, pipeline=replace(STEADY.pipeline, noise=0.0))
     check_ratios(quiet, name, trace)
@@ -106,7 +106,7 @@ def test_replay_that_may_miss_few_ends_early() -> None:
     assert len(result.spans) < 60
 
 
-def test_adaptive_when_a_stage_slows_down_knows_within_twenty_cycles() -> None:
+def test_adaptive_after_a_stage_slows_down_relearns_its_cost_within_20_cycles() -> None:
     trace = synthetic(SHORT, 300, 12.0, 5)
     slow = SCENARIOS["slow-stage"]
     result = replay(slow, trace, contender("adaptive", slow), seed=0)

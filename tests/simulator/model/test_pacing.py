@@ -39,7 +39,7 @@ def test_pace_linear_adds_up_and_changes_when_a_stage_is_old_enough(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({}, "one of hardware and linear"),
         ({"hardware": "abacus"}, "abacus"),
@@ -50,18 +50,18 @@ def test_pace_linear_adds_up_and_changes_when_a_stage_is_old_enough(tmp_path: Pa
     ],
 )
 def test_pace_with_a_mistake_names_the_field(
-    tmp_path: Path, fields: dict[str, Any], says: str
+    tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         pace_of(tmp_path, **fields)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_pace_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_pace_of_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be read"):
         read_pace(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_pace_examples_can_be_read(path: Path) -> None:
+def test_pace_examples_are_valid(path: Path) -> None:
     assert read_pace(path).stage_seconds(DECODES, 0, 0.25, 0.0) > 0

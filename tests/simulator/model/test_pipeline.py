@@ -50,7 +50,7 @@ def test_steps_in_flight_follow_each_other_without_a_gap() -> None:
     assert traces[2].visits[1].timing.idle_seconds == 0.0
 
 
-def test_link_delays_every_hop_and_its_width_holds_steps_up() -> None:
+def test_link_latency_and_bandwidth_delay_every_hop() -> None:
     pipeline = Pipeline(make_spec(LinkSpec(0.5, bytes_per_second=0.5)), seed=0)
     traces = [pipeline.send(number, WORK, now=0.0) for number in range(2)]
     assert traces[0].visits[1].arrived_at == 1.0 + 2.0 + 0.5
@@ -61,7 +61,7 @@ def test_link_delays_every_hop_and_its_width_holds_steps_up() -> None:
     assert (send.step, send.seconds, send.hidden_seconds) == (0, 2.0, 1.0)
 
 
-def test_window_lets_a_stage_run_only_so_far_ahead() -> None:
+def test_window_bounds_the_steps_ahead_of_the_next_stage() -> None:
     spec = make_spec(window=1, shares=(0.25, 2.5))
     pipeline = Pipeline(spec, seed=0)
     starts = [pipeline.send(number, WORK, now=0.0).visits[0].started_at for number in range(7)]
@@ -69,7 +69,7 @@ def test_window_lets_a_stage_run_only_so_far_ahead() -> None:
     assert starts[5:] == [11.0, 21.0]
 
 
-def test_stage_that_slows_down_does_so_from_then_on() -> None:
+def test_stage_slowdown_starts_at_its_time() -> None:
     pipeline = Pipeline(make_spec(changes=(SpeedChange(5.0, stage=1, factor=3.0),)), seed=0)
     before, after = pipeline.send(0, WORK, now=0.0), pipeline.send(1, WORK, now=5.0)
     assert before.done_at == 4.0

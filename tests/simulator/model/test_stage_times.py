@@ -41,7 +41,7 @@ def test_attention_of_one_long_prompt_costs_more_than_of_many_short_ones() -> No
     assert short < long
 
 
-def test_run_that_failed_half_way_is_left_out() -> None:
+def test_incomplete_measurement_is_left_out() -> None:
     times = load_times("llama2-70b/h100-80gb/2")
     assert times.seconds(StepWork(num_tokens=32_768)) > times.seconds(StepWork(num_tokens=16_384))
 
@@ -52,7 +52,7 @@ def test_unknown_hardware_names_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("scenario", make_scenarios().values(), ids=lambda each: each.name)
-def test_scenario_says_which_devices_its_stages_are(scenario: Scenario) -> None:
+def test_scenario_has_the_device_priors_of_its_stages(scenario: Scenario) -> None:
     """An accelerator reads its weights in the time of hundreds of rows, a CPU of some eight."""
     guesses = scenario.limits.guessed_costs
     assert len(guesses) == scenario.pipeline.num_stages

@@ -56,7 +56,7 @@ def test_mooncake_trace_has_equal_tokens_where_hashes_are_equal(data: Path) -> N
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03\n"),
     ],
 )
-def test_file_that_is_no_trace_is_named_with_what_one_is(
+def test_read_trace_of_another_format_names_the_file_and_the_format(
     tmp_path: Path, name: str, text: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -65,7 +65,7 @@ def test_file_that_is_no_trace_is_named_with_what_one_is(
         read_trace(tmp_path / name)
 
 
-def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_read_trace_of_a_missing_file_names_it(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"none\.csv"):
         read_trace(tmp_path / "none.csv")
 
@@ -79,13 +79,13 @@ def test_synthetic_trace_has_its_rate_lengths_and_seed() -> None:
 
 
 @pytest.mark.parametrize("num_requests", [1, 3])
-def test_at_rate_of_requests_that_come_at_the_same_time_leaves_them(num_requests: int) -> None:
+def test_at_rate_simultaneous_arrivals_are_unchanged(num_requests: int) -> None:
     trace = (TraceRequest(0.0, 5, 5),) * num_requests
     assert at_rate(trace, 3.0) == trace
 
 
 @pytest.mark.parametrize("rate", [0.5, 20.0])
-def test_at_rate_stretches_arrivals_only(rate: float) -> None:
+def test_at_rate_scales_arrivals_only(rate: float) -> None:
     trace = synthetic(SHAPE, 50, rate=5.0, seed=3)
     stretched = at_rate(trace, rate)
     assert mean_rate(stretched) == pytest.approx(rate)
@@ -93,6 +93,6 @@ def test_at_rate_stretches_arrivals_only(rate: float) -> None:
     assert all(replace(before, arrival=after.arrival) == after for before, after in pairs)
 
 
-def test_fit_cuts_what_the_context_cannot_hold() -> None:
+def test_fit_truncates_to_the_context() -> None:
     cut = fit([TraceRequest(0.0, 500, 10), TraceRequest(0.0, 90, 30)], max_model_len=100)
     assert [(each.num_prompt_tokens, each.num_output_tokens) for each in cut] == [(99, 1), (90, 10)]

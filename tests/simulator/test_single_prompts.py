@@ -46,7 +46,7 @@ def run(trace: Trace, policy: PolicyName, kind: str, tpot_seconds: float | None)
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 20, 100, 500, 2000])
-def test_lone_request_under_adaptive_waits_no_longer_than_under_fixed(
+def test_single_request_under_adaptive_has_at_most_the_ttft_of_fixed(
     num_prompt_tokens: int,
 ) -> None:
     adaptive, fixed = (times_of(name, num_prompt_tokens) for name in ("adaptive", "fixed"))
@@ -54,12 +54,12 @@ def test_lone_request_under_adaptive_waits_no_longer_than_under_fixed(
     assert adaptive[1] <= 1.02 * fixed[1]
 
 
-def test_lone_prompt_with_a_tpot_target_nobody_can_meet_waits_no_longer_than_without() -> None:
+def test_single_prompt_with_an_unreachable_tpot_target_has_the_ttft_of_none() -> None:
     """Nothing decodes that shorter chunks would bring its tokens sooner."""
     assert times_of("adaptive", 500, tpot_seconds=0.001)[0] <= times_of("adaptive", 500)[0]
 
 
-def test_prompts_beside_decodes_with_a_hopeless_tpot_target_wait_no_longer_than_without() -> None:
+def test_prompts_beside_decodes_with_an_unreachable_tpot_target_have_the_ttft_of_none() -> None:
     """They were cut into chunks of 16 tokens, which helped nobody."""
     trace = (*(TraceRequest(0.0, 20, 400) for _ in range(8)), TraceRequest(20.0, 2000, 4))
     hurried, free = (
@@ -70,7 +70,7 @@ def test_prompts_beside_decodes_with_a_hopeless_tpot_target_wait_no_longer_than_
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [20, 100, 500, 1000])
-def test_lone_prompt_on_accelerators_waits_no_longer_than_under_fixed(
+def test_single_prompt_on_accelerators_has_at_most_the_ttft_of_fixed(
     num_prompt_tokens: int,
 ) -> None:
     """A CPU's shape of costs would have cut 500 tokens into chunks that take as long as all."""
@@ -79,7 +79,7 @@ def test_lone_prompt_on_accelerators_waits_no_longer_than_under_fixed(
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [100, 500, 2000, 8000])
-def test_first_prompt_of_an_epoch_on_accelerators_waits_hardly_longer_than_under_fixed(
+def test_first_prompt_of_an_epoch_on_accelerators_has_the_ttft_of_fixed(
     num_prompt_tokens: int,
 ) -> None:
     adaptive, fixed = (
