@@ -1,1 +1,1 @@
-"""What every process needs: configuration, errors, checkpoints, gRPC plumbing, metrics, logs."""
+"""Shared by all processes: configuration, errors, checkpoints, gRPC, metrics, logs."""

@@ -1,4 +1,4 @@
-"""Parses addresses HOST:PORT and tells loopback and unspecified ones apart; looks up no names."""
+"""Parses addresses HOST:PORT and classifies loopback and unspecified ones; resolves no names."""
 
 import re
 import socket

@@ -1,6 +1,6 @@
-"""Owns this build's version and the version of the protocol between workers and coordinator.
+"""The version of this build and of the protocol between workers and coordinator.
 
-`PROTOCOL_VERSION` rises when a worker of the previous build could no longer take part in a mesh.
+`PROTOCOL_VERSION` increases when a worker of the previous build can no longer join a mesh.
 """
 
 from typing import Final

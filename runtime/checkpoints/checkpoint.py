@@ -1,8 +1,8 @@
-"""A checkpoint folder's table of contents: which tensor lies where in which safetensors file.
+"""The index of a checkpoint folder: the file and offset of each tensor.
 
-Reads headers and a few samples, never whole weights, and never pickled files. Whatever a file says
-about itself is checked against the file before it is believed, so a truncated or lying file is an
-error here and not a crash where the weights are read. Knows neither torch nor any architecture.
+Reads headers and a few samples, never whole weights, and never pickled files. What a header states
+is checked against the file, so a truncated or inconsistent file is an error here and not a crash
+where the weights are read. Independent of torch and of architectures.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Checkpoint:
     """All tensors of a folder by name, and a digest that two copies of one checkpoint share.
 
     `fingerprint` covers config.json, the headers, the file sizes and evenly spaced samples of the
-    content: it tells checkpoints apart quickly, it is no proof against forgery.
+    content: it distinguishes checkpoints quickly, and is no proof against forgery.
     """
 
     folder: Path
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> "Checkpoint":
-        """Reads the headers of `model.safetensors`, or of all files that its index names.
+        """Reads the headers of `model.safetensors`, or of all files of its index.
 
         Raises `UnsafeCheckpointError` where there are pickled weights only, and `CheckpointError`,
         naming file and problem, where anything is missing or does not fit.
@@ -133,7 +133,7 @@ def _pick(
     for tensor, name in weight_map.items():
         if tensor not in found[name]:
             raise CheckpointError(
-                folder=str(folder), problem=f"{name} lacks {tensor}, which {_INDEX} says it holds"
+                folder=str(folder), problem=f"{name} lacks {tensor}, which {_INDEX} lists in it"
             )
     return {tensor: found[name][tensor] for tensor, name in weight_map.items()}
 

@@ -1,4 +1,4 @@
-"""Turns a .gguf file into a folder in Hugging Face layout, with float32 safetensors.
+"""Converts a .gguf file to a folder in Hugging Face layout, with float32 safetensors.
 
 Owns the names and the layout of the weights. Takes one shard's weights into memory at a time, and
 writes into the folder that it is given: that a half-made folder is never taken for a model is the
@@ -52,7 +52,7 @@ _LAYER_NAMES: Final = {
 
 
 def convert_gguf(file: Path, folder: Path, progress: Callable[[int, int], None]) -> None:
-    """Fills `folder` with config, tokenizer and weights; progress is in bytes written of all.
+    """Fills `folder` with config, tokenizer and weights; progress is in bytes written.
 
     Raises `CheckpointError`, `ModelConfigError` or `UnknownArchitectureError`, naming the file.
     """
@@ -95,7 +95,7 @@ def _save_shard(weights: dict[str, Float32Array], file: Path) -> None:
 
 
 def _shards(tensors: list[ReaderTensor]) -> Iterator[list[ReaderTensor]]:
-    """Runs of tensors that fit a shard; a larger tensor has one for itself."""
+    """Groups tensors into shards; a larger tensor has its own."""
     shard: list[ReaderTensor] = []
     num_bytes = 0
     for tensor in tensors:
@@ -126,7 +126,7 @@ def _hf_name(fields: ConfigFields, name: str) -> str:
 
 
 def _read_tensor(fields: ConfigFields, tensor: ReaderTensor) -> Float32Array:
-    """Dequantized, and with the rows of q and k in Hugging Face's order."""
+    """Dequantizes a tensor, with the rows of q and k in Hugging Face's order."""
     num_heads = fields.integer("llama.attention.head_count")
     num_kv_heads = fields.integer("llama.attention.head_count_kv", num_heads)
     try:
@@ -154,9 +154,9 @@ def _write_json(file: Path, content: dict[str, object]) -> None:
 
 
 def _flush(file: Path) -> None:
-    """To the disk, so that a folder whose renaming survives a crash of the machine is whole.
+    """Flushes to disk, so that a folder whose rename survives a crash of the machine is complete.
 
-    The library keeps its files to the user who wrote them; a cache may be another user's to read.
+    The library's files are readable by their owner only; a cache may be shared with other users.
     """
     file.chmod(0o644)
     with file.open("rb") as stream:

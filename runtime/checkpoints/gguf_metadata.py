@@ -1,4 +1,4 @@
-"""What a GGUF file says about its model, as config.json, generation_config.json and tokenizer.
+"""Converts GGUF metadata to config.json, generation_config.json and tokenizer files.
 
 Owns the meaning of llama.cpp's metadata keys (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 for the architectures that this server knows. Converts no weights; imports no torch.
@@ -32,7 +32,7 @@ _END_OF_TURN_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class _StrictReader(GGUFReader):
-    """Refuses to read past the end of the file.
+    """A reader that raises instead of reading past the end of the file.
 
     The library's slices come back short instead, and a false array count then loops for ever.
     """
@@ -55,7 +55,7 @@ class _StrictReader(GGUFReader):
 
 
 def open_gguf(file: Path) -> GGUFReader:
-    """Maps the file and reads its metadata; raises `CheckpointError` where it is broken."""
+    """Maps the file and reads its metadata; raises `CheckpointError` if it is invalid."""
     try:
         return _StrictReader(file)
     except (OSError, ValueError, KeyError, IndexError, OverflowError) as exc:
@@ -63,7 +63,7 @@ def open_gguf(file: Path) -> GGUFReader:
 
 
 def read_metadata(file: Path, reader: GGUFReader) -> ConfigFields:
-    """The metadata by key; raises `UnknownArchitectureError` for a model there is no code for."""
+    """The metadata by key; raises `UnknownArchitectureError` for an unsupported model."""
     try:
         values = {key: field.contents() for key, field in reader.fields.items()}
     except (ValueError, IndexError) as exc:
@@ -116,7 +116,7 @@ def model_config(fields: ConfigFields, reader: GGUFReader) -> dict[str, object]:
 
 
 def generation_config(fields: ConfigFields) -> dict[str, object]:
-    """generation_config.json: a chat model may end its turn with another token than its text."""
+    """Makes generation_config.json: a chat model may end its turn with a token of its own."""
     ids = [_token_id(fields, key) for key in _END_OF_TURN_KEYS]
     return {
         "bos_token_id": _token_id(fields, "bos_token_id"),
@@ -126,7 +126,7 @@ def generation_config(fields: ConfigFields) -> dict[str, object]:
 
 
 def save_tokenizer(fields: ConfigFields, folder: Path) -> None:
-    """Writes tokenizer.json and its companions, as Transformers' own GGUF conversion makes them."""
+    """Writes tokenizer.json and its companions, equal to those of Transformers' GGUF conversion."""
     prefix = "tokenizer.ggml."
     parts = {k.removeprefix(prefix): v for k, v in fields.values.items() if k.startswith(prefix)}
     tokens = parts.get("tokens")
@@ -179,7 +179,7 @@ def _rope_parameters(fields: ConfigFields, factors: Any, head_dim: int) -> dict[
 
 
 def llama3_parameters(factor: float) -> dict[str, float]:
-    """The numbers of every published Llama 3.x, which differ in `factor` alone."""
+    """The RoPE parameters of the published Llama 3.x models, which differ in `factor` only."""
     return {
         "factor": factor,
         "low_freq_factor": 1.0,
@@ -191,7 +191,7 @@ def llama3_parameters(factor: float) -> dict[str, float]:
 def llama3_factors(
     theta: float, head_dim: int, scaling: Mapping[str, float]
 ) -> npt.NDArray[np.float64]:
-    """What llama.cpp stores instead of the numbers: by how much each frequency is divided.
+    """The divisors of the frequencies, which llama.cpp stores instead of the parameters.
 
     Source: `generate_extra_tensors` of llama.cpp's conversion of `LlamaForCausalLM`.
     """

@@ -14,14 +14,14 @@ from huggingface_hub.utils.tqdm import tqdm
 from runtime.checkpoints.model_store import ProgressFn
 from runtime.errors import ModelNotFoundError
 
-# Its HTTP library's own error, whichever library this version of it uses.
+# The error class of the HTTP library that the installed huggingface_hub uses.
 HTTPError: Final[type[Exception]] = vars(huggingface_hub.errors)["HTTPError"]
 
 _WANTED: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 
 def download_model(model: str, report: ProgressFn) -> Path:
-    """The local snapshot of a Hub id; what is there already is not fetched again.
+    """Returns the local snapshot of a Hub id; downloads missing files only.
 
     Raises `ModelNotFoundError` with the Hub's or the network's own words.
     """
@@ -42,7 +42,7 @@ def download_model(model: str, report: ProgressFn) -> Path:
 
 
 def _bar_class(phase: str, report: ProgressFn) -> type[tqdm]:
-    """A progress bar that draws nothing and reports the bytes that reached the disk."""
+    """A progress bar without output, which reports the bytes on disk."""
 
     class ReportingBar(tqdm):
         def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:

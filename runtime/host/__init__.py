@@ -1,1 +1,1 @@
-"""What a process has of its host: signals, logs, tasks, memory and devices."""
+"""The process and its host: signals, logs, tasks, memory and devices."""

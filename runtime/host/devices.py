@@ -1,6 +1,6 @@
-"""Owns what a device says of its own load: by NVML for CUDA devices, by the system for CPUs.
+"""Load of devices: from NVML for CUDA devices, from the operating system for CPUs.
 
-A figure that cannot be had is None; a machine without NVIDIA's driver is no error.
+A figure that is not available is None; a machine without NVIDIA's driver is no error.
 """
 
 import math
@@ -24,7 +24,7 @@ _log = get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUsage:
-    """One look at a device; `utilization` is in 0..1 since the look before."""
+    """One sample of a device; `utilization` is the mean since the previous one, in 0..1."""
 
     utilization: float | None = None
     memory_used_bytes: int | None = None
@@ -34,7 +34,7 @@ class DeviceUsage:
 
     @property
     def memory_free_bytes(self) -> int | None:
-        """What is not used."""
+        """Free memory in bytes."""
         if self.memory_total_bytes is None or self.memory_used_bytes is None:
             return None
         return self.memory_total_bytes - self.memory_used_bytes
@@ -44,14 +44,14 @@ DeviceProbe = Callable[[], DeviceUsage]
 
 
 def make_probe(kind: str, uuid: str = "") -> DeviceProbe:
-    """How to look at a device: `cpu` is the whole host, `cuda` the one with NVML's `uuid`."""
+    """Makes the sampler of a device: `cpu` is the whole host, `cuda` the one with NVML's `uuid`."""
     return _remembering(_host_probe() if kind != "cuda" else _gpu_probe(uuid))
 
 
 def visible_gpus() -> tuple[str, ...]:
     """The GPUs of this machine that this process may use, as CUDA_VISIBLE_DEVICES names them.
 
-    It asks NVIDIA's driver, not torch, which takes seconds and GPU memory.
+    Uses NVIDIA's driver, because torch needs seconds and GPU memory for it.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
@@ -64,7 +64,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _remembering(look: DeviceProbe) -> DeviceProbe:
-    """Looks at most every `_FRESH_SECONDS`: a scrape asks for each figure by itself."""
+    """Samples at most every `_FRESH_SECONDS`: a scrape reads each figure separately."""
     usage, looked = DeviceUsage(), -math.inf
 
     def remembered() -> DeviceUsage:
@@ -102,7 +102,7 @@ def _host_usage() -> DeviceUsage:
 
 
 def _gpu_usage(handle: object) -> DeviceUsage:
-    """Each figure by itself: a device need not have all of them."""
+    """Reads each figure separately: a device need not have all of them."""
     utilization = memory = power = temperature = None
     with suppress(pynvml.NVMLError):
         utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100

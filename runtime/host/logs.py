@@ -1,6 +1,6 @@
-"""Owns the format of log lines: one event a line on standard error, for people or as JSON.
+"""The format of log lines: one event per line on standard error, as text or JSON.
 
-It never decides what is logged. Lines of other libraries, which use `logging`, come out alike.
+Lines of libraries that use `logging` have the same format.
 """
 
 import logging
@@ -13,7 +13,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 
 def get_logger(**fields: Any) -> FilteringBoundLogger:
-    """A logger that adds `fields` to each of its lines; it may be made before the configuration."""
+    """Makes a logger with `fields` on each line; may be called before the configuration."""
     return cast("FilteringBoundLogger", structlog.get_logger(**fields))
 
 
@@ -52,7 +52,7 @@ def _process_adder(process: str) -> Processor:
 
 
 def _rendering(json: bool) -> list[Processor]:
-    """Tracebacks come without the values of locals, which can be users' prompts."""
+    """Formats tracebacks without the values of locals, which may be users' prompts."""
     if json:
         transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         return [

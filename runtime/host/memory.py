@@ -1,8 +1,8 @@
-"""Owns how much memory this machine has."""
+"""The memory of this machine."""
 
 import os
 
 
 def total_memory_bytes() -> int:
-    """All of it, whoever uses it now."""
+    """Total physical memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

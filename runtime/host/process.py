@@ -1,6 +1,6 @@
-"""Owns the shell of a process: the event loop, its signals and the tie to a parent process.
+"""The frame of a process: event loop, signals, and the end with the parent process.
 
-It never starts work of its own; `run` hands the caller's coroutine an event to stop at.
+Starts no work of its own; `run` passes the caller's coroutine an event for stopping.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import uvloop
 T = TypeVar("T")
 
 YOUNG_OBJECTS = 20_000
-"""So many more objects than before are looked through for cycles.
+"""Number of new objects that starts a garbage collection.
 
 A step makes several for each of its rows, which end with it and are in no cycle. Python's 700 would
 have all of them looked through while they live, several times a step.
@@ -36,9 +36,9 @@ def run(
 
 
 def tune_gc() -> None:
-    """Has garbage collection look at nothing that is made so far, and at the rest more rarely.
+    """Excludes existing objects from garbage collection, and collects less often.
 
-    To look through what is imported takes tens of milliseconds, in which nothing runs.
+    A collection of all imported objects takes tens of milliseconds, in which nothing else runs.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Owns what asyncio lacks for us: running work apart, so that a cancellation is never swallowed."""
+"""Runs work in a child task, so that a cancellation is never swallowed."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,10 +8,10 @@ _T = TypeVar("_T")
 
 
 async def run_in_child_task(work: Coroutine[Any, Any, _T]) -> _T:
-    """Runs `work` in a task of its own, which has ended when this returns or is cancelled.
+    """Runs `work` in a child task, which has ended when this returns or is cancelled.
 
     What task groups inside do to their task stays there: one whose child fails while it is being
-    cancelled tells of the failure alone, and in Python 3.11 one whose child fails while it waits
+    cancelled reports only the failure, and in Python 3.11 one whose child fails while it waits
     leaves its task marked as cancelled.
     """
     task = asyncio.ensure_future(work)
@@ -25,6 +25,6 @@ async def run_in_child_task(work: Coroutine[Any, Any, _T]) -> _T:
     try:
         return task.result()
     finally:
-        # Else its error holds this frame, and the frame the error: what the work used would live
-        # on until the garbage collector comes, as a gRPC channel that goes on dialling.
+        # Otherwise the error references this frame, and the frame the error: objects of the work
+        # would live until a garbage collection, for example a gRPC channel that keeps dialling.
         del task

@@ -1,4 +1,4 @@
-"""Owns the declaration of every Prometheus metric: one prefix, base units, bounded labels.
+"""The declarations of all Prometheus metrics: one prefix, base units, bounded labels.
 
 It never measures. A process makes its class once, over its own registry, and sets the values.
 Longer than other files, because all declarations stand in one place.
@@ -19,7 +19,7 @@ from runtime.version import PROTOCOL_VERSION, VERSION
 
 NAMESPACE: Final = "stagemesh"
 
-# From 1 ms; the targets that people set (0.2, 0.5, 1 s; 25, 50, 100 ms) are edges.
+# From 1 ms; common targets (0.2, 0.5, 1 s; 25, 50, 100 ms) are bucket edges.
 _FIRST_TOKEN_BUCKETS: Final = (
     *(0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 2.5, 5.0),
     *(10.0, 30.0, 60.0, 300.0),
@@ -39,11 +39,11 @@ _STAGE: Final = ("replica", "stage")
 
 
 class ProcessMetrics:
-    """What every process says about itself; `process` is `coordinator` or `worker`."""
+    """Metrics of every process; `process` is `coordinator` or `worker`."""
 
     def __init__(self, registry: CollectorRegistry, process: str) -> None:
         self.registry = registry
-        # CPU seconds, resident memory and open files, where the system tells them.
+        # CPU seconds, resident memory and open files, where the system reports them.
         ProcessCollector(namespace=NAMESPACE, registry=registry)
         build = Info("build", "What runs here.", (), NAMESPACE, registry=registry)
         build.info(
@@ -74,7 +74,7 @@ class ProcessMetrics:
 
 
 class WorkerMetrics(ProcessMetrics):
-    """What one worker holds; `state` is `empty`, `loading`, `loaded` or `serving`."""
+    """Metrics of one worker; `state` is `empty`, `loading`, `loaded` or `serving`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry, "worker")
@@ -108,14 +108,14 @@ class WorkerMetrics(ProcessMetrics):
 
 
 class CoordinatorMetrics(ProcessMetrics):
-    """What the coordinator knows: requests, tokens, replicas and the stages' own reports.
+    """Metrics of the coordinator: requests, tokens, replicas and the stages' reports.
 
     `api` is `grpc` or `http`, `reason` is `stop`, `length` or an error's code, as `cause` is;
     `state` of a KV block is `used` or `free`, of a worker `used` or `spare`.
     """
 
     def __init__(self, registry: CollectorRegistry, tpot_seconds: float | None = None) -> None:
-        """The target `tpot_seconds` is an edge of the buckets, so that its attainment is exact."""
+        """The target `tpot_seconds` becomes a bucket edge, so that its attainment is exact."""
         super().__init__(registry, "coordinator")
         self._declare_requests(registry)
         self._declare_latencies(registry, tpot_seconds)
@@ -158,7 +158,7 @@ class CoordinatorMetrics(ProcessMetrics):
             "generated_tokens_total", "Tokens generated.", (), NAMESPACE, registry=registry
         )
 
-    # Longer than other functions: a list of declarations, one after the other.
+    # Longer than other functions: a list of declarations.
     def _declare_latencies(self, registry: CollectorRegistry, tpot_seconds: float | None) -> None:
         targets = () if tpot_seconds is None else (tpot_seconds,)
         per_token_buckets = tuple(sorted({*_PER_TOKEN_BUCKETS, *targets}))
@@ -202,7 +202,7 @@ class CoordinatorMetrics(ProcessMetrics):
             "request_generation_tokens", "Tokens generated for finished prompts.", _LENGTH_BUCKETS
         )
 
-    # Longer than other functions: a list of declarations, one after the other.
+    # Longer than other functions: a list of declarations.
     def _declare_replicas(self, registry: CollectorRegistry) -> None:
         replica = ("replica",)
         self.steps = Counter(
@@ -350,7 +350,7 @@ class CoordinatorMetrics(ProcessMetrics):
         )
         self.stage_sent_frames = counter("sent_frames", "Frames that rank 0 sent onwards.")
 
-    # Longer than other functions: a list of declarations, one after the other.
+    # Longer than other functions: a list of declarations.
     def _declare_scheduler(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, documentation: str, labels: tuple[str, ...] = ("replica",)) -> Gauge:
             return Gauge(f"scheduler_{name}", documentation, labels, NAMESPACE, registry=registry)

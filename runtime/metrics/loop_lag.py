@@ -1,4 +1,4 @@
-"""Owns the measurement of how late an event loop is: what blocks it shows up here."""
+"""Measures the lag of the event loop, which shows what blocks it."""
 
 import asyncio
 from typing import Final, Never
@@ -9,7 +9,7 @@ _INTERVAL_SECONDS: Final = 0.25
 
 
 async def observe_loop_lag(histogram: Histogram) -> Never:
-    """Never returns: sleeps, and observes how many seconds too late it was woken."""
+    """Sleeps in a loop, and records the seconds by which it wakes too late; never returns."""
     clock = asyncio.get_running_loop().time
     while True:
         due = clock() + _INTERVAL_SECONDS

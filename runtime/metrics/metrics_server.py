@@ -1,6 +1,6 @@
-"""Owns the listener at which Prometheus reads a process that has no HTTP API.
+"""The metrics listener of a process without an HTTP API.
 
-It runs in a thread of prometheus_client's own, so a scrape never waits for the event loop.
+Runs in a thread of prometheus_client, so a scrape never waits for the event loop.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from runtime.errors import PortTakenError
 
 @asynccontextmanager
 async def serve_metrics(address: str, registry: CollectorRegistry) -> AsyncIterator[str]:
-    """Serves `registry` at HOST:PORT, where port 0 picks a free one; yields HOST:PORT.
+    """Serves `registry` at HOST:PORT, where port 0 selects a free one; yields HOST:PORT.
 
     Raises `PortTakenError` for an address that is in use or not this machine's.
     """

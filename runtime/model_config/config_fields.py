@@ -17,7 +17,7 @@ _MAX_FLOAT = 1e30
 
 
 class ConfigFields:
-    """A JSON object; `where` says in messages which one. A bad value raises `ModelConfigError`.
+    """A JSON object; messages name it as `where`. An invalid value raises `ModelConfigError`.
 
     A field that is absent or null takes its default; without a default it is an error.
     """
@@ -32,7 +32,7 @@ class ConfigFields:
         raise ModelConfigError(folder=str(self.folder), problem=f"{self.where}: {problem}")
 
     def required(self, name: str, default: object) -> object:
-        """The field as it is in the file."""
+        """The raw value of a field."""
         value = self.values.get(name)
         if value is not None:
             return value
@@ -43,7 +43,7 @@ class ConfigFields:
     def integer(
         self, name: str, default: int | None = None, *, least: int = 1, most: int = _MAX_SIZE
     ) -> int:
-        """A whole number from `least` to `most`."""
+        """An integer from `least` to `most`."""
         value = self.required(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             self.fail(f"`{name}` must be a whole number from {least} to {most}, not {value!r}")
@@ -68,7 +68,7 @@ class ConfigFields:
         return value
 
     def choice(self, name: str, default: str, known: tuple[str, ...]) -> str:
-        """One of the words in `known`."""
+        """One of the strings in `known`."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -77,15 +77,15 @@ class ConfigFields:
         return value
 
     def integer_or_none(self, name: str) -> int | None:
-        """As `integer`; None where the field is absent or null."""
+        """As `integer`; None if the field is absent or null."""
         return None if self.values.get(name) is None else self.integer(name)
 
     def positive_or_none(self, name: str) -> float | None:
-        """As `positive`; None where the field is absent or null."""
+        """As `positive`; None if the field is absent or null."""
         return None if self.values.get(name) is None else self.positive(name)
 
     def section(self, name: str) -> "ConfigFields":
-        """The fields of an object within; none where it is absent."""
+        """The fields of a nested object; no fields if it is absent."""
         values = self.values.get(name) or {}
         if not isinstance(values, dict):
             self.fail(f"`{name}` must be an object, not {values!r}")
@@ -124,7 +124,7 @@ class ConfigFields:
 
 
 def read_config_fields(folder: Path, name: str) -> ConfigFields:
-    """The object in `folder / name`; raises `ModelConfigError` where there is none."""
+    """The object in `folder / name`; raises `ModelConfigError` if there is none."""
     try:
         values = json.loads((folder / name).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The model families, one entry each: in what it differs from Llama.
+"""The model families, one entry each: the differences to Llama.
 
 Data only, and the source of docs/models.md. Names and defaults are those of Transformers'
 configuration classes and of the checkpoints.
@@ -209,4 +209,4 @@ FAMILIES: tuple[Family, ...] = (
         has_local_rope=True,
     ),
 )
-"""Every architecture that this server has code for."""
+"""All supported architectures."""

@@ -1,4 +1,4 @@
-"""What a model family is to this server: the points in which decoders differ, as plain data.
+"""The description of a model family: the differences between decoders, as plain data.
 
 `families.py` has one entry per architecture; `model_config.py` reads a config.json by it, and
 `stage_worker/model` builds its layers from it.
@@ -14,7 +14,7 @@ from runtime.model_config.sliding_window_rules import WindowRule, no_layer
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """A layer's norms by where they stand; None where the family has none there."""
+    """A layer's norms by position; None if the family has none there."""
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -24,7 +24,7 @@ class NormNames:
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardNames:
-    """Where the feed-forward network lies; in `block`.experts.N where it is one of several."""
+    """The tensor names of the feed-forward network; `block`.experts.N for mixtures."""
 
     block: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -32,7 +32,7 @@ class FeedForwardNames:
 
 
 class QueryKeyNorm(Enum):
-    """What a norm of queries and keys takes together."""
+    """The dimensions that a norm of queries and keys spans."""
 
     HEAD = "each head"
     ALL_HEADS = "all heads together"
@@ -61,7 +61,7 @@ OPTIONAL_FIELDS: Mapping[str, object] = MappingProxyType(
         "num_local_experts": None,
     }
 )
-"""Fields that change what is computed, with the value that changes nothing; null changes nothing.
+"""Fields that change the computation, with their neutral value; null is neutral, too.
 
 A family refuses any other value of a field that is not among its options.
 """
@@ -71,7 +71,7 @@ A family refuses any other value of a field that is not among its options.
 class Family:
     """One architecture. `options` are the fields of `OPTIONAL_FIELDS` that it knows.
 
-    `defaults` and `eos_token_id` are what config.json means by leaving a field out. `windows` says
+    `defaults` and `eos_token_id` are the values of fields that config.json omits. `windows` selects
     which layers look at a window where config.json has no list of them. `is_norm_centered`: norms'
     weights are stored less one. `has_local_rope`: sliding layers have a rope of their own.
     """

@@ -1,4 +1,4 @@
-"""What differs between the layers of one model: rope, attention window, experts."""
+"""The differences between the layers of one model: RoPE, attention window, experts."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """One layer; a token sees itself and `window` - 1 before it, or all where that is None."""
+    """One layer; a token attends to itself and `window` - 1 before it, or to all if None."""
 
     rope: RopeConfig | None
     window: int | None = None
@@ -35,7 +35,7 @@ class ExpertsConfig:
 def read_layers(
     fields: ConfigFields, family: Family, num_layers: int, head_dim: int
 ) -> tuple[LayerConfig, ...]:
-    """One for each layer of the model."""
+    """Makes the configuration of each layer."""
     if family.has_local_rope:
         rope, local_rope = read_local_rope(fields, head_dim)
     else:
@@ -55,7 +55,7 @@ def read_layers(
 
 
 def read_experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
-    """None for a model whose layers are all dense."""
+    """The mixture of experts; None for a dense model."""
     name = _num_experts_field(fields)
     if fields.values.get(name) is None:
         return None
@@ -70,7 +70,7 @@ def read_experts(fields: ConfigFields, family: Family) -> ExpertsConfig | None:
 
 
 def _num_experts_field(fields: ConfigFields) -> str:
-    """Qwen3's published files have one name, what Transformers 5 writes the other."""
+    """Qwen3's published files use one name, Transformers 5 writes the other."""
     is_local = fields.values.get("num_local_experts") is not None
     return "num_local_experts" if is_local else "num_experts"
 

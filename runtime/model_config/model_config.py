@@ -1,7 +1,7 @@
 """A model's config.json as checked, typed values.
 
 Reads config.json and generation_config.json and nothing else: no weights, no tokenizer. Every value
-is checked here, so the code behind may trust it, and what it does not know how to compute is
+is checked here, so the code that uses it may trust it, and what it does not know how to compute is
 refused by name. Which architectures there are, and what differs in them, is `families.py`.
 """
 
@@ -23,13 +23,13 @@ _MAX_LAYERS = 2**12
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the layers of a decoder are; sizes are counts of elements, never bytes.
+    """The dimensions and layers of a decoder; sizes are counts of elements, never bytes.
 
     `attention_scale` multiplies products of queries and keys; a soft cap c turns x into
     c * tanh(x / c), of those products or of the logits. The other scales multiply embeddings, what
     a layer's halves add to its input, and logits. `eos_token_ids` is what ends generation
-    (generation_config.json before config.json). `torch_dtype` is the dtype that the checkpoint says
-    it was made for.
+    (generation_config.json before config.json). `torch_dtype` is the dtype that the checkpoint
+    states.
     """
 
     family: Family
@@ -59,7 +59,7 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the whole model."""
+        """The number of layers of the model."""
         return len(self.layers)
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings as config.json describes them: base, share of the head, scaling.
+"""Rotary position embeddings of config.json: base, rotated share of the head, scaling.
 
 Owns the reading of `rope_parameters` and of the fields that came before it. The mathematics is in
 `stage_worker/model/rope.py`.
@@ -11,7 +11,7 @@ from runtime.model_config.config_fields import ConfigFields
 from runtime.model_config.family import Family
 
 KNOWN_ROPE_TYPES = ("default", "linear", "llama3", "longrope", "su")
-"""The last is what Phi-3's first files call `longrope`."""
+"""The last is the name of `longrope` in Phi-3's first files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3's rule: long wavelengths stretched by `factor`, short ones kept, between mixed."""
+    """Llama 3's rule: scales long wavelengths by `factor`, keeps short ones, blends in between."""
 
     factor: float
     low_freq_factor: float
@@ -33,7 +33,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """One factor for each frequency: `long_factors` where contexts go past the original length.
+    """One factor for each frequency: `long_factors` for contexts beyond the original length.
 
     `attention_factor` multiplies cosines and sines either way (Ding et al., "LongRoPE", 2024).
     """
@@ -46,19 +46,19 @@ class LongRopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """`theta` is the base; the first `rotated_share` of each head turns, the rest stays."""
+    """`theta` is the base; the first `rotated_share` of each head is rotated."""
 
     theta: float
     scaling: LinearScaling | Llama3Scaling | LongRopeScaling | None
     rotated_share: float = 1.0
 
     def num_dims(self, head_dim: int) -> int:
-        """How many of a head's dimensions turn."""
+        """The number of rotated dimensions of a head."""
         return int(head_dim * self.rotated_share)
 
 
 def read_rope(config: ConfigFields, family: Family, head_dim: int) -> RopeConfig:
-    """The one rope of the model.
+    """The RoPE of a model whose layers share it.
 
     Transformers 5 keeps everything in `rope_parameters`, earlier versions in two fields.
     """
@@ -72,7 +72,7 @@ def read_rope(config: ConfigFields, family: Family, head_dim: int) -> RopeConfig
 
 
 def read_local_rope(config: ConfigFields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
-    """The ropes of full and of sliding layers, where each kind has its own.
+    """The RoPE of full and of sliding-window layers, for models with two.
 
     Earlier versions of Transformers scale the full layers' only, and call the other one's base
     `rope_local_base_freq`.
@@ -94,7 +94,7 @@ def read_local_rope(config: ConfigFields, head_dim: int) -> tuple[RopeConfig, Ro
 def _read(
     config: ConfigFields, fields: ConfigFields, default: RopeConfig, head_dim: int
 ) -> RopeConfig:
-    """`config` has what some models keep outside of `fields`."""
+    """`config` has the values that some models keep outside of `fields`."""
     rope = replace(default, theta=fields.positive("rope_theta", default.theta))
     num_dims = rope.num_dims(head_dim)
     if not 2 <= num_dims <= head_dim or num_dims % 2:
@@ -130,7 +130,7 @@ def _llama3(config: ConfigFields, fields: ConfigFields) -> Llama3Scaling:
 
 
 def _longrope(config: ConfigFields, fields: ConfigFields, num_factors: int) -> LongRopeScaling:
-    """The original length stands outside in Phi-3's files, and goes before one inside."""
+    """The original length; Phi-3's files have it in `config`, which takes precedence."""
     context = config.integer("max_position_embeddings", 2048)
     inside = fields.integer("original_max_position_embeddings", context)
     original = config.integer("original_max_position_embeddings", inside)

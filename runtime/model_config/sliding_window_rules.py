@@ -1,4 +1,4 @@
-"""Which layers look at a window only, where config.json gives no list: one function a rule.
+"""The layers with a sliding window, if config.json has no list: one function per rule.
 
 Layers count from 0. The rules are those of Transformers' configuration classes.
 """

@@ -1,6 +1,6 @@
-"""How a stage's work is cut over its tensor-parallel ranks: pure arithmetic, the same everywhere.
+"""The share of each tensor-parallel rank of a stage: pure arithmetic, equal on all processes.
 
-Coordinator and workers compute the intervals here, so that they need not be told to anyone. Every
+Coordinator and workers compute the intervals here, so that they are not transmitted. Every
 share is one contiguous interval; where a count does not divide, the first ranks have one more.
 """
 
@@ -11,34 +11,34 @@ from runtime.model_config.model_config import ModelConfig
 
 
 def share(total: int, rank: int, size: int) -> range:
-    """The interval of `rank` when `total` things are cut over `size` ranks."""
+    """The interval of `rank` when `total` items are divided among `size` ranks."""
     least, num_larger = divmod(total, size)
     begin = rank * least + min(rank, num_larger)
     return range(begin, begin + least + (rank < num_larger))
 
 
 def share_widths(total: int, size: int) -> tuple[int, ...]:
-    """How many things each rank has, in the order of ranks."""
+    """The number of items of each rank, in order."""
     return tuple(len(share(total, rank, size)) for rank in range(size))
 
 
 def scaled(interval: range, factor: int) -> range:
-    """The interval of elements where each of the `interval` is `factor` of them."""
+    """The interval in elements, with `factor` elements per item."""
     return range(interval.start * factor, interval.stop * factor)
 
 
 def shifted(interval: range, offset: int) -> range:
-    """The interval, counted from `offset` before where it was counted from."""
+    """The interval, shifted by `offset`."""
     return range(interval.start + offset, interval.stop + offset)
 
 
 def max_tp_size(config: ModelConfig) -> int:
-    """One rank for each key/value head; a single one is copied to ranks that share its queries."""
+    """At most one rank per key/value head; a single head is replicated to all ranks."""
     return config.num_heads if config.num_kv_heads == 1 else config.num_kv_heads
 
 
 def check_tp_size(config: ModelConfig, tp_size: int) -> None:
-    """Raises `TooManyRanksError` where a rank would have no heads."""
+    """Raises `TooManyRanksError` if a rank would have no heads."""
     if tp_size > max_tp_size(config):
         raise TooManyRanksError(
             tp_size=tp_size,
@@ -50,7 +50,7 @@ def check_tp_size(config: ModelConfig, tp_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RankShares:
-    """What one rank of `size` has of every layer: intervals of counts of the whole model.
+    """The share of one rank of `size` in every layer, as intervals of the whole model's counts.
 
     Attention is cut between key/value heads, each with the query heads that read it (`heads`). If
     there is only one (multi-query attention), all ranks have it and share the query heads out.
@@ -69,7 +69,7 @@ class RankShares:
 
     @classmethod
     def of(cls, config: ModelConfig, rank: int = 0, size: int = 1) -> "RankShares":
-        """Raises `TooManyRanksError` where a rank would have no heads."""
+        """Raises `TooManyRanksError` if a rank would have no heads."""
         check_tp_size(config, size)
         if config.num_kv_heads == 1:
             kv_heads, heads = range(1), share(config.num_heads, rank, size)

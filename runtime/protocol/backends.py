@@ -1,6 +1,6 @@
-"""Which kind of device each collective backend serves, the same for coordinator and workers.
+"""The device kind of each collective backend.
 
-The coordinator compares it with what workers say of themselves before any loads weights; a worker
+The coordinator compares it with the workers' device kinds before any loads weights; a worker
 with its own device when it opens an epoch.
 """
 

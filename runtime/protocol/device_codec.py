@@ -1,4 +1,4 @@
-"""Owns the conversion of a device's usage to protobuf and back; what is absent stays absent."""
+"""Converts a device's usage to protobuf and back; absent figures stay absent."""
 
 import math
 
@@ -7,7 +7,7 @@ from runtime.host.devices import DeviceUsage
 
 
 def usage_to_proto(usage: DeviceUsage) -> mesh_pb2.DeviceUsage:
-    """The message that heartbeats and states carry."""
+    """Makes the message of heartbeats and states."""
     return mesh_pb2.DeviceUsage(
         utilization=usage.utilization,
         memory_used_bytes=usage.memory_used_bytes,
@@ -18,6 +18,6 @@ def usage_to_proto(usage: DeviceUsage) -> mesh_pb2.DeviceUsage:
 
 
 def usage_from_proto(message: mesh_pb2.DeviceUsage) -> DeviceUsage:
-    """What the message says; what is no number is absent."""
-    told = ((field.name, value) for field, value in message.ListFields())
-    return DeviceUsage(**{name: value for name, value in told if math.isfinite(value)})
+    """Parses the message; non-finite figures count as absent."""
+    fields = ((field.name, value) for field, value in message.ListFields())
+    return DeviceUsage(**{name: value for name, value in fields if math.isfinite(value)})

@@ -1,7 +1,7 @@
-"""Turns what a stage says about a step into protobuf and back; it decides nothing.
+"""Converts a stage's results to protobuf and back.
 
-Round trips are exact but for these: log-probabilities are float32 on the wire, and what cannot be
-seconds that somebody measured becomes 0, so that no sum, counter or estimate has to doubt a worker.
+Round trips are exact with these exceptions: log-probabilities are float32 on the wire, and an
+implausible time becomes 0, so that sums, counters and estimates need not check a worker's values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from runtime.protocol.step import (
     StepResult,
 )
 
-# Of scored tokens, in one message: half a megabyte.
+# Size of the scored tokens in one message: half a megabyte.
 MAX_LOGPROBS_PER_MESSAGE: Final = 1 << 16
-# A century, in seconds: nobody measured more.
+# A century in seconds, the upper bound of any time.
 _MAX_SECONDS: Final = 3.2e9
 
 
 def result_to_protos(result: StepResult) -> Iterator[stage_pb2.StepResult]:
-    """The messages of the `Results` stream that tell one step, each of a bearable size."""
+    """The messages of the `Results` stream for one step, each of bounded size."""
     scored = list(result.scored)
     while (count := _fitting(scored)) < len(scored):
         part, scored = scored[:count], scored[count:]
@@ -37,7 +37,7 @@ def result_to_protos(result: StepResult) -> Iterator[stage_pb2.StepResult]:
 
 
 def _fitting(scored: Sequence[ScoredToken]) -> int:
-    """How many of them one message takes."""
+    """The number of scored tokens per message."""
     num_logprobs = 0
     for count, token in enumerate(scored):
         num_logprobs += 1 + len(token.top_ids)
@@ -47,7 +47,7 @@ def _fitting(scored: Sequence[ScoredToken]) -> int:
 
 
 def result_to_proto(result: StepResult) -> stage_pb2.StepResult:
-    """A result in one message; failures are the stage service's own to add."""
+    """A result in one message; the stage service adds failures."""
     return stage_pb2.StepResult(
         step=result.step,
         sampled=[_sampled_to_proto(token) for token in result.sampled],
@@ -61,7 +61,7 @@ def result_from_proto(
 ) -> StepResult:
     """The inverse of `result_to_protos`, whose last message it is, after all `parts`.
 
-    The caller has looked at `message.failure` before.
+    The caller checks `message.failure` first.
     """
     scored = chain.from_iterable(part.scored for part in (*parts, message))
     return StepResult(
@@ -73,7 +73,7 @@ def result_from_proto(
 
 
 def timing_to_proto(timing: StageTiming) -> stage_pb2.StageTiming:
-    """One stage's record of one step."""
+    """One stage's timing of one step."""
     return stage_pb2.StageTiming(
         receive_seconds=timing.receive_seconds,
         queue_seconds=timing.queue_seconds,
@@ -95,7 +95,7 @@ def timing_from_proto(message: stage_pb2.StageTiming) -> StageTiming:
 
 
 def activity_to_proto(activity: RankActivity, epoch: stage_pb2.EpochId) -> mesh_pb2.RankActivity:
-    """What a rank did in `epoch`."""
+    """A rank's activity in `epoch`."""
     return mesh_pb2.RankActivity(
         epoch=epoch,
         num_steps=activity.num_steps,
@@ -116,7 +116,7 @@ def activity_from_proto(message: mesh_pb2.RankActivity) -> RankActivity:
 
 
 def _measured(seconds: float) -> float:
-    """0 for what is negative, not a number or beyond all measure."""
+    """0 for negative, non-finite or excessive values."""
     return seconds if 0.0 <= seconds <= _MAX_SECONDS else 0.0
 
 

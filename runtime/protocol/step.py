@@ -1,10 +1,10 @@
-"""The vocabulary of one step, shared by scheduler, coordinator and stage worker.
+"""The types of one step, shared by scheduler, coordinator and stage worker.
 
-A step is one microbatch's trip through a replica. The scheduler makes it, every rank executes it
+A step is one microbatch's pass through a replica. The scheduler makes it, every rank executes it
 verbatim. These classes own next to no behaviour; `step_codec.py` and `result_codec.py` turn them
 into protobuf and back.
 
-Of chunks and tokens there is one for every row of every step, so they are named tuples: a frozen
+Chunks and tokens exist for every row of every step, so they are named tuples: a frozen
 dataclass takes three times as long to make.
 """
 
@@ -18,7 +18,7 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 @dataclass(frozen=True, slots=True)
 class SlotSampling:
-    """How the tokens of one slot are drawn; `temperature` 0 means greedy, `top_k` 0 means all."""
+    """The sampling of one slot; `temperature` 0 means greedy, `top_k` 0 means all."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -27,7 +27,7 @@ class SlotSampling:
     seed: int = 0
     choice: int = 0
     num_logprobs: int = 0
-    # Not drawn at positions below `suppressed_until`.
+    # Excluded at positions below `suppressed_until`.
     suppressed_ids: tuple[int, ...] = ()
     suppressed_until: int = 0
     # Presence and frequency count tokens from `num_prompt_tokens` on, repetition all of them.
@@ -35,21 +35,21 @@ class SlotSampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     num_prompt_tokens: int = 0
-    # (token id, what is added to its logit), each token once.
+    # (token id, bias of its logit), each token once.
     logit_bias: tuple[tuple[int, float], ...] = ()
-    # What the generated tokens must be, in llguidance's notation; empty for anything.
+    # The grammar of the generated tokens, in llguidance's notation; empty for none.
     grammar: str = ""
-    # Not None: prompts are scored, with so many of the likeliest tokens at each position.
+    # Not None: prompts are scored, with this number of most likely tokens at each position.
     num_prompt_logprobs: int | None = None
 
     @property
     def needs_tokens(self) -> bool:
-        """A draw depends on which tokens the sequence has, so the sampling rank keeps them."""
+        """Whether sampling depends on the sequence's tokens: the sampling rank then keeps them."""
         return self.has_penalties or bool(self.grammar)
 
     @property
     def has_penalties(self) -> bool:
-        """Tokens that the sequence has change the logits of their like."""
+        """Whether tokens of the sequence change the logits of equal tokens."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         return penalties != (0.0, 0.0, 1.0)
 
@@ -97,15 +97,15 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the activation that this step carries."""
+        """The number of rows of the step's activation."""
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
 
 class SampledToken(NamedTuple):
-    """What the last stage drew for one slot; log-probabilities are natural and before temperature.
+    """The sampled token of one slot; log-probabilities are natural and before temperature.
 
     `top_ids` and `top_logprobs` hold `num_logprobs` entries, most likely first. With a `problem`
-    none could be drawn, and the rest means nothing: the sequence ends for that reason.
+    no token could be sampled, the other fields are unset, and the sequence ends with that reason.
     """
 
     slot: int
@@ -132,16 +132,16 @@ class ScoredToken:
 
 
 def make_rows(kind: type[Row], rows: Iterable[tuple[Any, ...]]) -> Iterator[Row]:
-    """Named tuples of tuples with all of their fields.
+    """Makes named tuples from tuples with all of their fields.
 
-    It takes half the time of calling the class for each.
+    Takes half the time of calling the class for each.
     """
     return map(tuple.__new__, repeat(kind), rows)
 
 
 @dataclass(frozen=True, slots=True)
 class SendTiming:
-    """One finished send: output ready until last frame written; `hidden` ran behind compute."""
+    """One finished send, from output ready to last frame written; `hidden` overlapped compute."""
 
     step: int
     seconds: float
@@ -152,9 +152,9 @@ class SendTiming:
 
 @dataclass(frozen=True, slots=True)
 class StageTiming:
-    """One stage's record of one step, in seconds.
+    """One stage's timing of one step, in seconds.
 
-    `send` is an earlier step's send that has ended since; each is told once, in order.
+    `send` is an earlier step's send that has ended since; each is reported once, in order.
     """
 
     receive_seconds: float = 0.0
@@ -166,9 +166,10 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True)
 class RankActivity:
-    """What one rank did in an epoch, summed over its steps.
+    """One rank's activity in an epoch, summed over its steps.
 
-    `wait_seconds` is the part of computing in which it waited for the other ranks of its stage.
+    `wait_seconds` is the part of the compute time spent waiting for the other ranks of its
+    stage.
     """
 
     num_steps: int = 0
@@ -177,7 +178,7 @@ class RankActivity:
     num_bytes_sent: int = 0
 
     def __add__(self, other: "RankActivity") -> "RankActivity":
-        """Both together."""
+        """The sum of both."""
         return RankActivity(
             self.num_steps + other.num_steps,
             self.compute_seconds + other.compute_seconds,
@@ -188,9 +189,9 @@ class RankActivity:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What rank 0 of one stage says about one step.
+    """The report of rank 0 of one stage about one step.
 
-    `sampled` and `scored` are empty but on the last stage; of each slot, `scored` is in order.
+    `sampled` and `scored` are empty except on the last stage; `scored` is in order for each slot.
     """
 
     step: int

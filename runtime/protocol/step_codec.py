@@ -1,6 +1,6 @@
 """Converts the classes of `runtime/protocol/step.py` to protobuf and back; checks nothing.
 
-Round trips are exact but for this: the wire's sampling parameters and log-probabilities are
+Round trips are exact with this exception: the wire's sampling parameters and log-probabilities are
 float32, so a value that float32 cannot hold is rounded once, before any rank sees it.
 """
 

@@ -1,4 +1,4 @@
-"""Owns the counting of a server's gRPC calls: those that run, and how each one ended."""
+"""Counts a server's gRPC calls: those that run, and the status of each that ended."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ from runtime.metrics.declarations import ProcessMetrics
 
 Context = grpc.aio.ServicerContext[Any, Any]
 CallCounter = Callable[[str, Context], AbstractContextManager[None]]
-"""Entered when a call of the method begins, left when it is over."""
+"""Makes a context manager that spans one call of the method."""
 
 
 def count_calls(metrics: ProcessMetrics) -> CallCounter:
-    """A counter for `rpc.make_server`; only methods that the server has are counted."""
+    """Makes the counter for `make_server`; counts methods of the server's services only."""
 
     @contextmanager
     def counting(method: str, context: Context) -> Iterator[None]:
@@ -36,7 +36,7 @@ def count_calls(metrics: ProcessMetrics) -> CallCounter:
 
 
 def _code(context: Context) -> str:
-    """The status that a handler left behind; 0 and None are success."""
+    """The status that a handler has set; 0 and None are success."""
     code = context.code()
     if isinstance(code, grpc.StatusCode):
         return code.name

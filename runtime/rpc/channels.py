@@ -1,7 +1,7 @@
-"""Owns how our processes speak gRPC: channel options, dialling, listening, reading errors.
+"""gRPC channels and servers: options, dialling, listening, parsing errors.
 
-It never knows a service or a message. What a handler raises is turned into a status by
-`runtime/rpc/error_interceptor.py`.
+Independent of services and messages. `runtime/rpc/error_interceptor.py` converts what a handler
+raises to a status.
 """
 
 import asyncio
@@ -23,25 +23,25 @@ from runtime.rpc.error_interceptor import CODE_KEY, CallCheck, ErrorInterceptor
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 
-# What gRPC says of an address at which it found nobody; what TLS says is worth its length.
+# gRPC's text for an address without a listener; TLS's texts are kept, since they state the reason.
 _TRIED: Final = re.compile(
     r"(failed to connect to all addresses|errors resolving)(?!.*handshake).*: (?P<reason>[\w ]+)\]?"
 )
 
-# A peer that is dead is noticed in their sum, also where nothing is sent; one that stands still for
-# less than the second one is waited for.
+# A dead peer is detected within their sum, also on an idle connection; a peer that hangs for less
+# than the second is tolerated.
 _KEEPALIVE_MS: Final = 2_000
 _KEEPALIVE_TIMEOUT_MS: Final = 7_000
-# On a bulk connection an answer to a ping waits behind up to some 2 MiB that are on their way, and
-# gRPC counts no bytes as life: links must bring these in this time. Who dials one asks on another
-# connection whether the peer is there.
+# On a bulk connection the response to a ping waits behind up to 2 MiB in transit, and gRPC does not
+# count received bytes as a sign of life: links must transfer these within this time. The sender
+# checks its peer on a separate connection.
 _BULK_TIMEOUT_MS: Final = 60_000
 
 _Options = tuple[tuple[str, int], ...]
 
 
 def _common_options(timeout_ms: int) -> _Options:
-    """Both ends ping an idle connection, and agree that they may.
+    """Keepalive options: both ends ping an idle connection, and permit pings.
 
     A mismatch draws GOAWAY "too_many_pings". `http2.max_pings_without_data` 0 means no limit.
     """
@@ -50,7 +50,7 @@ def _common_options(timeout_ms: int) -> _Options:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", timeout_ms),
-        # Where nothing else comes, gRPC 1.85 goes by this one, which is a minute by default.
+        # gRPC 1.85 uses this one on an idle connection; its default is a minute.
         ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -60,7 +60,7 @@ def _common_options(timeout_ms: int) -> _Options:
 def _channel_options(timeout_ms: int) -> _Options:
     return (
         *_common_options(timeout_ms),
-        # Else channels to one target share one connection, and with it one flow-control window.
+        # Otherwise channels to one target share a connection and its flow-control window.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -71,7 +71,7 @@ def _server_options(timeout_ms: int) -> _Options:
     return (
         *_common_options(timeout_ms),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
-        # Else a second server on a port that is taken would bind, and get half of the connections.
+        # Otherwise a second server could bind a port in use, and would get half of the connections.
         ("grpc.so_reuseport", 0),
     )
 
@@ -82,9 +82,9 @@ SERVER_OPTIONS: Final = _server_options(_KEEPALIVE_TIMEOUT_MS)
 
 @dataclass(frozen=True, slots=True)
 class ChannelTls:
-    """How a channel is secured; `runtime/rpc/tls.py` makes it.
+    """The security of a channel; `runtime/rpc/tls.py` makes it.
 
-    `server_name` is the name that the server's certificate must have; empty: the address's host.
+    `server_name` is the required name in the server's certificate; empty: the address's host.
     """
 
     credentials: grpc.ChannelCredentials
@@ -92,21 +92,21 @@ class ChannelTls:
 
     @property
     def options(self) -> tuple[tuple[str, str], ...]:
-        """What a channel needs besides."""
+        """The channel options for `server_name`."""
         return (("grpc.ssl_target_name_override", self.server_name),) if self.server_name else ()
 
 
 class ServerTls(Protocol):
-    """What a listener shows and demands; `runtime/rpc/tls.py` has them."""
+    """The certificate of a listener, and whether it requires one; `runtime/rpc/tls.py` has them."""
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """As gRPC takes them."""
+        """The gRPC credentials."""
 
 
 def dial(address: str, tls: ChannelTls | None = None, *, is_bulk: bool = False) -> grpc.aio.Channel:
     """A channel to HOST:PORT, which connects at its first call; close it when done.
 
-    One that `is_bulk` carries activations, however slowly.
+    With `is_bulk` it carries activations, and tolerates slow links.
     """
     options = _channel_options(_BULK_TIMEOUT_MS) if is_bulk else CHANNEL_OPTIONS
     if tls is None:
@@ -115,7 +115,7 @@ def dial(address: str, tls: ChannelTls | None = None, *, is_bulk: bool = False) 
 
 
 def dial_blocking(address: str, tls: ChannelTls | None = None) -> grpc.Channel:
-    """The same for programs without an event loop."""
+    """Makes a channel for programs without an event loop."""
     if tls is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
     options = (*CHANNEL_OPTIONS, *tls.options)
@@ -128,7 +128,7 @@ def make_server(
     check: CallCheck | None = None,
     is_bulk: bool = False,
 ) -> grpc.aio.Server:
-    """A server whose handlers may raise `StagemeshError`; services and `bind` come next.
+    """Makes a server whose handlers may raise `StagemeshError`; add services, then `bind`.
 
     `check` raises what refuses a call, before its handler sees it. One that `is_bulk` is sent
     activations.
@@ -139,11 +139,11 @@ def make_server(
 
 
 async def bind(server: grpc.aio.Server, address: str, tls: ServerTls | None = None) -> str:
-    """Makes `server` listen on HOST:PORT, where port 0 picks a free one; returns HOST:PORT.
+    """Makes `server` listen on HOST:PORT, where port 0 selects a free one; returns HOST:PORT.
 
     Raises `PortTakenError` for an address that is in use or not this machine's.
     """
-    # Bound and let go: unlike gRPC, the operating system says what is wrong.
+    # Bound and released first: unlike gRPC, the operating system reports the reason of a failure.
     (await open_socket(address)).close()
     try:
         if tls is None:
@@ -179,7 +179,7 @@ async def open_socket(address: str) -> socket.socket:
 def error_from_rpc(exc: grpc.aio.AioRpcError | grpc.Call) -> tuple[str, str]:
     """Code and message of a failed call; from gRPC itself, the code is the status's name.
 
-    Where nobody answered, the message is why, without how often and where gRPC has tried.
+    If no server responded, the message is the reason, without gRPC's attempts and addresses.
     """
     metadata = exc.trailing_metadata() or ()
     code = next((str(value) for key, value in metadata if key == CODE_KEY), None)
@@ -189,19 +189,19 @@ def error_from_rpc(exc: grpc.aio.AioRpcError | grpc.Call) -> tuple[str, str]:
 
 
 def details_from_rpc(exc: grpc.aio.AioRpcError | grpc.Call) -> bytes:
-    """The `google.rpc.Status` of a failed call, serialized; empty where there is none."""
+    """The serialized `google.rpc.Status` of a failed call; empty if absent."""
     return bytes(dict(exc.trailing_metadata() or ()).get(DETAILS_KEY, b""))
 
 
-def epoch_error_from_rpc(exc: grpc.aio.AioRpcError, who: str) -> EpochEndedError:
-    """What the failed call to `who` says of the end of its epoch: the first cause, told once."""
+def epoch_error_from_rpc(exc: grpc.aio.AioRpcError, peer: str) -> EpochEndedError:
+    """Converts a failed call to `peer` to the error that ended its epoch: the first cause, once."""
     code, message = error_from_rpc(exc)
     trailer = dict(exc.trailing_metadata() or ())
     if exc.code() is grpc.StatusCode.INTERNAL and CODE_KEY not in trailer:
-        # A write that is under way as the peer ends the call hides the peer's status.
+        # A pending write hides the status with which the peer ends the call.
         code = "stream_closed"
     if code != EpochEndedError.code:
-        return EpochEndedError(cause=code, detail=f"{who}: {message}")
+        return EpochEndedError(cause=code, detail=f"{peer}: {message}")
     cause = error_metadata(details_from_rpc(exc)).get("cause", code)
     opening = str(EpochEndedError(cause=cause, detail=""))
-    return EpochEndedError(cause=cause, detail=f"{who}: {message.removeprefix(opening)}")
+    return EpochEndedError(cause=cause, detail=f"{peer}: {message.removeprefix(opening)}")

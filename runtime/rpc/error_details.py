@@ -1,7 +1,7 @@
-"""Owns the machine-readable side of an error on a gRPC call: `google.rpc.Status` in the trailer.
+"""The machine-readable details of a gRPC error: `google.rpc.Status` in the trailing metadata.
 
-It follows https://google.aip.dev/193: every error has `ErrorInfo`, one about a field has
-`BadRequest`, one that passes has `RetryInfo`.
+Follows https://google.aip.dev/193: every error has `ErrorInfo`, one about a field has `BadRequest`,
+a temporary one has `RetryInfo`.
 """
 
 from dataclasses import fields
@@ -28,7 +28,7 @@ _MAX_METADATA_VALUE: Final = 60
 
 
 def short_message(error: StagemeshError) -> str:
-    """What `error` says, cut where a trailer could not hold it."""
+    """The message of `error`, truncated to what a trailer holds."""
     message = str(error)[:_MAX_ENCODED_MESSAGE]
     while len(quote(message)) > _MAX_ENCODED_MESSAGE:
         message = message[: len(message) * 3 // 4]
@@ -44,7 +44,7 @@ def error_status(error: StagemeshError, message: str) -> bytes:
 
 
 def error_metadata(status: bytes) -> dict[str, str]:
-    """An error's numbers and names, from the status that `error_status` made; else nothing."""
+    """An error's fields, from a status made by `error_status`; otherwise empty."""
     try:
         details = Status.FromString(status).details
     except DecodeError:
@@ -54,7 +54,7 @@ def error_metadata(status: bytes) -> dict[str, str]:
 
 
 def retry_after_seconds(status: bytes) -> float | None:
-    """When to try again, from the status that `error_status` made; None where it does not say."""
+    """Seconds until a retry, from a status made by `error_status`; None if absent."""
     try:
         details = Status.FromString(status).details
     except DecodeError:
@@ -82,7 +82,7 @@ def _details(error: StagemeshError) -> list[Message]:
 
 
 def _metadata(error: StagemeshError) -> dict[str, str]:
-    """The error's numbers and names, but for what `BadRequest` tells."""
+    """The error's fields, except those in `BadRequest`."""
     values = {field.name: str(getattr(error, field.name)) for field in fields(error)}
     return {
         name: value[:_MAX_METADATA_VALUE]

@@ -1,4 +1,4 @@
-"""Owns what a handler's error becomes on the wire: a status, a message and details.
+"""Converts a handler's error to a gRPC status, a message and details.
 
 A handler raises a `StagemeshError` (alone or in a TaskGroup's exception group) and
 `ErrorInterceptor` turns it into a status; anything else that escapes a handler is logged here and
@@ -27,9 +27,9 @@ _log = get_logger()
 
 
 async def abort(context: Context, error: StagemeshError) -> Never:
-    """Ends a call with the error's status and message; the trailing metadata says the rest.
+    """Ends a call with the error's status and message.
 
-    That is its code, and a `google.rpc.Status` for whoever reads those.
+    The trailing metadata has its code and a `google.rpc.Status`.
     """
     message = short_message(error)
     await context.abort(
@@ -40,7 +40,7 @@ async def abort(context: Context, error: StagemeshError) -> Never:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Ends a call whose handler raised with the status that fits, and logs what it cannot name.
+    """Ends a call whose handler raised with the matching status; logs unexpected errors.
 
     A handler that yields its responses is closed before the call ends, also when the client went
     away, so that its `finally` runs then and not when it is collected.
@@ -49,7 +49,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self, count_call: CallCounter | None = None, check: CallCheck | None = None
     ) -> None:
-        """`count_call` sees every call; `check` is asked before each handler, and may raise."""
+        """`count_call` spans every call; `check` runs before each handler, and may raise."""
         self._count_call = count_call or _count_nothing
         self._check = check
 
@@ -58,7 +58,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wraps the handler that gRPC found for the call, if any."""
+        """Wraps the handler of the call, if there is one."""
         handler = await continuation(handler_call_details)
         return (
             None
@@ -91,8 +91,8 @@ def _guard(handler: Any, method: str, count_call: CallCounter, check: CallCheck 
         except grpc.aio.AbortError:
             raise
         except Exception as exc:  # noqa: BLE001 - the RPC boundary
-            # A write that a deadline cut short is still under way, and so no status can be sent;
-            # the peer, whose deadline it is, needs none.
+            # A write that a deadline interrupted is still pending, so no status can be sent; the
+            # peer, which set the deadline, needs none.
             with suppress(grpc.aio.InternalError):
                 await _abort_with(context, exc, method)
 
@@ -112,7 +112,7 @@ def _count_nothing(method: str, context: Context) -> AbstractContextManager[None
 
 
 def _keeping_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Hands why a request cannot be read to the handler, where else gRPC logs a traceback."""
+    """Passes a parse error to the handler; otherwise gRPC logs a traceback."""
     if deserialize is None:
         return None
 
@@ -128,13 +128,13 @@ def _keeping_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[byt
 async def _abort_with(context: Context, exc: Exception, method: str) -> Never:
     error = find_error(exc) or _undecodable(exc)
     if error is None:
-        # Writing to a peer that left fails too, and is no fault of ours.
+        # A write to a peer that has disconnected fails, too, and is not an internal error.
         is_peers = context.done() or _holds(exc, grpc.aio.InternalError)
         log = _log.info if is_peers else _log.error
         log("rpc_failed", method=method, exc_info=exc)
         await context.abort(
             grpc.StatusCode.INTERNAL,
-            "internal error; the server's log says more",
+            "internal error; the server's log has the details",
             trailing_metadata=((CODE_KEY, StagemeshError.code),),
         )
     _log.info("rpc_refused", method=method, code=error.code, message=short_message(error))
@@ -148,7 +148,7 @@ def _undecodable(exc: Exception) -> StagemeshError | None:
 
 
 def _holds(exc: Exception, kind: type[Exception]) -> bool:
-    """Whether it is, or groups, an error of that kind."""
+    """Whether it is, or contains, an error of that class."""
     if isinstance(exc, ExceptionGroup):
         return exc.subgroup(kind) is not None
     return isinstance(exc, kind)

@@ -1,6 +1,6 @@
-"""Owns who may call what on the mesh: a caller's role against the method's.
+"""Authorizes callers on the mesh's links: the caller's role against the roles of the method.
 
-It looks at certificates only where a listener demands them; without TLS everybody is let in.
+Applies only where a listener requires certificates; without TLS every caller is authorized.
 """
 
 from typing import Any, Final
@@ -13,10 +13,10 @@ from runtime.rpc.tls import Role
 _COORDINATOR: Final = frozenset({Role.COORDINATOR})
 _OPERATOR: Final = frozenset({Role.COORDINATOR, Role.CLIENT})
 
-# By method, else by service. What is not named, health and reflection, any role may call.
+# By method, else by service. Any role may call what is not listed: health and reflection.
 _CALLERS: Final = {
     "/stagemesh.v1.Stage": _COORDINATOR,
-    # Which of the two it must be depends on the stage: `check_caller` is asked again there.
+    # Which of the two is required depends on the stage; `check_caller` checks it there.
     "/stagemesh.v1.Stage/Forward": frozenset({Role.COORDINATOR, Role.WORKER}),
     "/stagemesh.v1.Stage/Status": _OPERATOR,
     "/stagemesh.v1.Mesh": frozenset({Role.WORKER}),
@@ -27,7 +27,7 @@ _ROLES_OF_NAMES: Final = {role.server_name: role for role in Role}
 
 
 def authorize(method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Raises `ForbiddenPeerError` unless the caller's certificate lets it call `method`."""
+    """Raises `ForbiddenPeerError` unless the role of the caller may call `method`."""
     service, _, _ = method.rpartition("/")
     callers = _CALLERS.get(method) or _CALLERS.get(service)
     if callers is not None:

@@ -1,8 +1,8 @@
-"""Owns who is who on the mesh's links: a process's certificate, and what it demands of its peers.
+"""Certificates of the mesh's links: a process's own, and the role required of its peers.
 
 Links are TLS 1.2 or later with certificates of the mesh's own authority on both ends. What a
-certificate proves is a role, written into it as a name (`worker.stagemesh.internal`): whoever dials
-demands the role it means to reach, and whoever answers looks at the role of the caller
+certificate proves is a role, written into it as a name (`worker.stagemesh.internal`): a client
+requires the role of its server, and a server checks the role of its client
 (`runtime/rpc/peer_authorization.py`).
 A process's folder holds `ca.pem`, and ROLE.pem and ROLE.key for each role that its node plays;
 `stagemesh certs` makes it. APIs for clients are ordinary TLS servers.
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 AUTHORITY_FILE: Final = "ca.pem"
 _CERTIFICATE_BEGINS: Final = b"-----BEGIN CERTIFICATE-----"
-# `.internal` is nobody's on the public internet, and will not be.
+# `.internal` is reserved for private networks.
 _DOMAIN: Final = "stagemesh.internal"
 
 
 class Role(StrEnum):
-    """What a certificate lets its holder be; a client is an operator's command."""
+    """The role that a certificate proves; a client is an operator's command."""
 
     COORDINATOR = "coordinator"
     WORKER = "worker"
@@ -38,11 +38,11 @@ class Role(StrEnum):
 
     @property
     def server_name(self) -> str:
-        """The name in the certificate that says so."""
+        """The DNS name in the certificate that proves the role."""
         return f"{self}.{_DOMAIN}"
 
 
-# In every certificate of the mesh: what is demanded where any role will do.
+# In every certificate of the mesh: required where any role is accepted.
 MEMBER_NAME: Final = f"member.{_DOMAIN}"
 
 
@@ -50,7 +50,7 @@ MEMBER_NAME: Final = f"member.{_DOMAIN}"
 class MeshTls:
     """One process's side of the mesh's TLS, with the certificate of `role` in `folder`.
 
-    Files are read when a connection is made, so that renewed ones are used without a restart.
+    Files are read at each connection, so that renewed ones take effect without a restart.
     """
 
     folder: Path
@@ -58,30 +58,30 @@ class MeshTls:
 
     @classmethod
     def open(cls, folder: Path, role: Role) -> "MeshTls":
-        """Raises `CertificateError` for files that are missing, late or another role's."""
+        """Raises `CertificateError` for files that are missing, expired or of another role."""
         tls = cls(folder, role)
         tls._check()
         return tls
 
     @classmethod
     def of_any_role(cls, folder: Path) -> "MeshTls":
-        """For commands that only ask: as a client, or as what the node is otherwise."""
+        """Opens the certificate of a command: of a client, or of the node's other role."""
         roles = (Role.CLIENT, Role.COORDINATOR, Role.WORKER)
         held = (role for role in roles if (folder / f"{role}.pem").exists())
         return cls.open(folder, next(held, Role.CLIENT))
 
     def credentials_for(self, role: Role | None) -> ChannelTls:
-        """How to dial a process of the mesh; None: one of any role."""
+        """The credentials for dialling a process of `role`; None: of any role."""
         authority, certificate, key = self._read()
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
         return ChannelTls(credentials, role.server_name if role else MEMBER_NAME)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a listener that lets in nobody without a certificate of the mesh."""
+        """The credentials of a listener that requires a certificate of the mesh."""
         seen = self._changed_at()
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
-            """Asked at each handshake: the certificate, if its files have changed since."""
+            """Called at each handshake; returns the certificate if its files have changed."""
             nonlocal seen
             changed_at = self._changed_at()
             if changed_at == seen:
@@ -89,7 +89,7 @@ class MeshTls:
             seen = changed_at
             return self._configuration()
 
-        # The stubs ask for a function that always returns one; gRPC's own contract has None.
+        # The stubs require a result; gRPC's documented contract allows None.
         fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", renewed)
         return grpc.dynamic_ssl_server_credentials(self._configuration(), fetch, True)
 
@@ -120,36 +120,36 @@ class MeshTls:
 
 @dataclass(frozen=True, slots=True)
 class DialPolicy:
-    """How far links of the mesh may go: without `tls` on loopback only, unless `is_insecure`."""
+    """The addresses that links may use: without `tls` loopback only, unless `is_insecure`."""
 
     tls: MeshTls | None = None
     is_insecure: bool = False
 
     def includes(self, address: str) -> bool:
-        """Whether HOST:PORT may be listened at, or dialled."""
+        """Whether HOST:PORT may be listened on or dialled."""
         return self.tls is not None or self.is_insecure or is_loopback(address)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiTls:
-    """The certificate of the APIs for clients, with its chain, and its key."""
+    """The certificate chain and key of the APIs for clients."""
 
     certificate: Path
     key: Path
 
     @classmethod
     def open(cls, certificate: Path, key: Path) -> "ApiTls":
-        """Raises `CertificateError` for files that are missing, late or no pair."""
+        """Raises `CertificateError` for files that are missing, expired or do not match."""
         check_pair(certificate, key)
         return cls(certificate, key)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For the gRPC API; callers need no certificate."""
+        """The credentials of the gRPC API; callers need no certificate."""
         return grpc.ssl_server_credentials([(read_pem(self.key), read_pem(self.certificate))])
 
 
 def trusting(authority: Path) -> ChannelTls:
-    """How to dial a TLS API whose certificate `authority` vouches for, for the address's host.
+    """The credentials for dialling a TLS API whose certificate `authority` has signed.
 
     Raises `CertificateError`.
     """
@@ -160,7 +160,7 @@ def trusting(authority: Path) -> ChannelTls:
 
 
 def check_mesh_address(address: str, option: str, tls: MeshTls | None, is_insecure: bool) -> None:
-    """Raises `InsecureMeshError` for an address that others reach without TLS, unless wanted so."""
+    """Raises `InsecureMeshError` for an address beyond loopback without TLS, unless permitted."""
     if not DialPolicy(tls, is_insecure).includes(address):
         raise InsecureMeshError(option=option, address=address)
 
@@ -174,11 +174,11 @@ def read_pem(path: Path) -> bytes:
 
 
 def check_pair(certificate: Path, key: Path) -> list[str]:
-    """The DNS names of a certificate that is in force and whose key `key` is.
+    """The DNS names of a valid certificate that matches `key`.
 
     Raises `CertificateError`.
     """
-    # Here, so that a process without TLS does not load a second copy of OpenSSL.
+    # Imported here: a process without TLS does not load a second copy of OpenSSL.
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

@@ -1,6 +1,6 @@
-"""What a failed call says of having reached the wrong port: it answers, but speaks something else.
+"""Recognises failed calls to a wrong port, where a server of another protocol responds.
 
-gRPC 1.85 tells it in the text of its error alone. A text that is not known here means nothing.
+gRPC 1.85 reports it in the text of its error only. Other texts are ignored.
 """
 
 from enum import Enum
@@ -13,7 +13,7 @@ from runtime.rpc.error_interceptor import CODE_KEY
 
 
 class WrongEndpoint(Enum):
-    """What is at the other end, instead of what was asked for."""
+    """The kind of server at the other end."""
 
     HTTP = "speaks HTTP, as a coordinator's --http API and every --metrics address do"
     OTHER_SERVICE = "is a process of a mesh, or another gRPC server, that does not take this call"
@@ -24,15 +24,15 @@ class WrongEndpoint(Enum):
 _TEXTS: Final = (
     ("http1.x", WrongEndpoint.HTTP),
     ("WRONG_VERSION_NUMBER", WrongEndpoint.NO_TLS),
-    # Of a connection that never came to be; one that breaks later says `Socket closed` alone.
+    # Of a connection that was never established; one that breaks later has `Socket closed` only.
     (": Socket closed", WrongEndpoint.HANGS_UP),
 )
-# A gateway's word that nobody is behind it at the moment; who belongs there may come back.
+# A gateway without a backend at the moment; the backend may come back.
 _GATEWAY_TEXTS: Final = ("HTTP status 502", "HTTP status 503", "HTTP status 504")
 
 
 def find_wrong_endpoint(error: grpc.aio.AioRpcError | grpc.Call) -> WrongEndpoint | None:
-    """Who answered the call instead; None where nobody did, or the right one."""
+    """The kind of server that responded; None if none did, or the right one."""
     details = error.details() or ""
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         metadata = error.trailing_metadata() or ()

@@ -59,7 +59,7 @@ def test_error_codes_of_all_classes_are_unique() -> None:
     assert len(set(codes)) == len(codes)
 
 
-def test_error_message_with_numbers_says_both() -> None:
+def test_error_message_has_both_numbers() -> None:
     error = PromptTooLongError(num_tokens=5000, max_tokens=4096)
 
     assert str(error) == "the prompt has 5000 tokens, but at most 4096 fit; shorten it"

@@ -82,9 +82,7 @@ def test_conversion_of_quantized_file_equals_transformers(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("sentencepiece", [False, True])
-def test_conversion_gives_the_tokenizer_of_transformers(
-    tmp_path: Path, sentencepiece: bool
-) -> None:
+def test_conversion_tokenizer_equals_transformers(tmp_path: Path, sentencepiece: bool) -> None:
     options = GgufOptions(sentencepiece=sentencepiece)
     file = write_gguf(tmp_path / "m.gguf", make_model(), options)
     mine = AutoTokenizer.from_pretrained(convert(file, tmp_path / "out"))

@@ -37,7 +37,9 @@ def test_resolve_of_hub_id_fetches_no_pickled_weights(
     assert {phase for phase, _, _ in reports} == {"downloading org/name"}
 
 
-def test_resolve_of_hub_id_without_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_of_hub_id_without_network_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def download(model: str, **options: Any) -> str:
         raise LocalEntryNotFoundError("Name or service not known\nmore")
 

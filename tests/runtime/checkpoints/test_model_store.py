@@ -142,7 +142,7 @@ def test_resolve_of_refused_gguf_leaves_nothing(tmp_path: Path, cache: Path) -> 
     assert visible_models(cache) == []
 
 
-def test_resolve_with_cache_that_cannot_be_written_says_where(gguf_file: Path, cache: Path) -> None:
+def test_resolve_with_a_read_only_cache_names_the_folder(gguf_file: Path, cache: Path) -> None:
     cache.write_text("a file, not a folder")
     with pytest.raises(CacheError) as caught:
         resolve_model(str(gguf_file))
@@ -152,7 +152,7 @@ def test_resolve_with_cache_that_cannot_be_written_says_where(gguf_file: Path, c
     )
 
 
-def test_resolve_while_another_converts_says_so_again_until_it_is_stopped(
+def test_resolve_while_another_process_converts_repeats_its_message_until_stopped(
     gguf_file: Path, processes: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_store, "_WAIT_SECONDS", 0.01)
@@ -171,14 +171,14 @@ def test_resolve_while_another_converts_says_so_again_until_it_is_stopped(
     assert phases == ["waiting for another process that converts tiny.gguf"] * 3
 
 
-def test_resolve_of_another_kind_of_file_says_so(tmp_path: Path) -> None:
+def test_resolve_of_another_file_type_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
     with pytest.raises(ModelNotFoundError, match=r"model\.safetensors is neither a folder nor"):
         resolve_model(str(file))
 
 
-def test_resolve_of_folder_gives_its_absolute_path(
+def test_resolve_of_a_folder_returns_its_absolute_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "m").mkdir()
@@ -210,7 +210,7 @@ def test_resolve_of_missing_subfolder_asks_no_hub(
         resolve_model("models/typo")
 
 
-def test_resolve_of_bundled_model_without_package_says_how_to_install_it(
+def test_resolve_of_bundled_model_without_package_names_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -237,10 +237,10 @@ def test_cache_folder_without_choice_is_the_users(monkeypatch: pytest.MonkeyPatc
     assert cache_folder() == Path(os.path.expanduser("~/.cache/stagemesh"))
 
 
-def test_model_in_a_folder_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
-    """Workers are told its path, and the mesh's state has its name: both are text."""
+def test_model_in_a_folder_with_an_invalid_name_is_refused(tmp_path: Path) -> None:
+    """The path goes to workers and the name into the mesh's state, both as text."""
     folder = tmp_path / os.fsdecode(b"bad\xff")
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(ModelNotFoundError, match="not text in UTF-8"):
+    with pytest.raises(ModelNotFoundError, match="not valid UTF-8"):
         resolve_model(str(folder))

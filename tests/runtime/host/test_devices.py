@@ -9,7 +9,7 @@ from runtime.host.devices import DeviceUsage, make_probe, visible_gpus
 from runtime.protocol.device_codec import usage_from_proto, usage_to_proto
 
 
-def test_host_tells_load_and_memory_but_no_temperature() -> None:
+def test_host_reports_load_and_memory_but_no_temperature() -> None:
     usage = make_probe("cpu")()
     assert usage.utilization is not None
     assert 0 <= usage.utilization <= 1
@@ -18,7 +18,7 @@ def test_host_tells_load_and_memory_but_no_temperature() -> None:
     assert usage.temperature_celsius is None
 
 
-def test_gpu_without_a_driver_tells_nothing_and_is_no_error(
+def test_gpu_without_a_driver_reports_nothing_and_is_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse() -> None:
@@ -30,7 +30,7 @@ def test_gpu_without_a_driver_tells_nothing_and_is_no_error(
     assert usage.memory_free_bytes is None
 
 
-def test_gpu_that_lacks_one_figure_tells_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_lacks_one_figure_reports_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     class Rates:
         gpu = 40
 
@@ -73,6 +73,6 @@ def test_usage_on_the_wire_keeps_what_is_absent_absent(usage: DeviceUsage) -> No
     assert usage_from_proto(usage_to_proto(usage)) == usage
 
 
-def test_usage_on_the_wire_that_is_no_number_is_absent() -> None:
+def test_non_finite_usage_on_the_wire_is_absent() -> None:
     told = DeviceUsage(utilization=math.nan, memory_used_bytes=7, power_watts=math.inf)
     assert usage_from_proto(usage_to_proto(told)) == DeviceUsage(memory_used_bytes=7)

@@ -44,7 +44,7 @@ def test_process_at_signal_stops_and_returns(
     assert child.wait(10) == 0
 
 
-def test_process_whose_parent_lets_go_of_stdin_stops(child: subprocess.Popen[str]) -> None:
+def test_process_stops_when_its_parent_closes_stdin(child: subprocess.Popen[str]) -> None:
     assert child.stdin is not None
     assert child.stdout is not None
 

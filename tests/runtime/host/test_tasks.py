@@ -25,11 +25,11 @@ async def _wait_beside_a_failing_child(entered: asyncio.Event, signal: asyncio.E
         pass
 
 
-async def test_run_apart_returns_the_result() -> None:
+async def test_run_in_child_task_returns_the_result() -> None:
     assert await run_in_child_task(asyncio.sleep(0, result=7)) == 7
 
 
-async def test_run_apart_raises_the_error_and_leaves_no_mark_of_cancellation() -> None:
+async def test_run_in_child_task_raises_the_error_and_leaves_no_mark_of_cancellation() -> None:
     signal = asyncio.Event()
     signal.set()
     with pytest.raises(ValueError):  # noqa: PT011 - the work's own, bare error
@@ -39,7 +39,7 @@ async def test_run_apart_raises_the_error_and_leaves_no_mark_of_cancellation() -
     assert task.cancelling() == 0
 
 
-async def test_run_apart_cancelled_while_a_child_fails_stays_cancelled() -> None:
+async def test_run_in_child_task_cancelled_while_a_child_fails_stays_cancelled() -> None:
     entered, signal = asyncio.Event(), asyncio.Event()
     work = asyncio.create_task(run_in_child_task(_wait_beside_a_failing_child(entered, signal)))
     await entered.wait()
@@ -53,7 +53,7 @@ class _Channel:
     """Stands for what work holds, such as a connection."""
 
 
-async def test_run_apart_whose_error_was_handled_holds_nothing_of_the_work() -> None:
+async def test_run_in_child_task_whose_error_was_handled_holds_nothing_of_the_work() -> None:
     """A worker that is not let in tries again: the channel of each try must end with it."""
     held: list[weakref.ref[_Channel]] = []
 
@@ -72,7 +72,7 @@ async def test_run_apart_whose_error_was_handled_holds_nothing_of_the_work() -> 
         gc.enable()
 
 
-async def test_run_apart_cancelled_while_the_work_fails_leaves_no_error_that_nobody_has_seen() -> (
+async def test_run_in_child_task_cancelled_while_the_work_fails_leaves_no_unretrieved_error() -> (
     None
 ):
     """Else asyncio logs it, with a traceback, at any later time: as a process ends, say."""

@@ -33,7 +33,7 @@ async def test_serving_metrics_port_taken_raises_its_address() -> None:
     assert caught.value.address == address
 
 
-async def test_serving_metrics_address_of_another_machine_says_so() -> None:
+async def test_serve_metrics_on_another_machines_address_is_refused() -> None:
     with pytest.raises(PortTakenError, match="choose another"):
         await serve_metrics("192.0.2.1:0", CollectorRegistry()).__aenter__()
 

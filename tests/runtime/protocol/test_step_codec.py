@@ -132,7 +132,7 @@ def test_result_in_parts_returns_equal_and_each_is_bounded(result: StepResult, m
 
 
 @pytest.mark.parametrize("told", [-1.0, float("nan"), float("inf"), -float("inf"), 1e300])
-def test_seconds_that_nobody_can_have_measured_become_none(told: float) -> None:
+def test_implausible_seconds_become_zero(told: float) -> None:
     """Nor do they break a counter, which only grows, or stay in a sum for ever."""
     timing = StageTiming(told, told, told, told, SendTiming(3, told, told, 1, 10))
     none = StageTiming(0.0, 0.0, 0.0, 0.0, SendTiming(3, 0.0, 0.0, 1, 10))

@@ -20,7 +20,7 @@ from runtime.rpc.channels import (
 from tests.runtime.rpc.one_method import Context, serving
 
 
-async def test_error_of_an_address_where_nobody_is_says_only_why() -> None:
+async def test_error_of_an_address_without_a_listener_has_the_reason_only() -> None:
     async with dial("127.0.0.1:1") as channel:
         call: Any = channel.unary_unary("/test/Call")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -38,7 +38,7 @@ async def _unary_failure(raised: Exception) -> tuple[grpc.StatusCode, str, str]:
     return caught.value.code(), *error_from_rpc(caught.value)
 
 
-async def test_end_of_an_epoch_told_over_two_calls_keeps_its_cause() -> None:
+async def test_epoch_error_over_two_calls_keeps_its_cause() -> None:
     told = EpochEndedError(cause="position", detail="slot 3: expected position 1, got 2")
     for who in ("stage 1", "stage 0"):
 
@@ -132,7 +132,7 @@ async def test_error_with_huge_text_is_cut_to_fit_a_trailer() -> None:
     assert 100 < len(message) <= 150
 
 
-async def test_call_to_nobody_reports_grpcs_own_status_as_code() -> None:
+async def test_call_without_a_server_has_grpcs_status_as_code() -> None:
     async with dial("127.0.0.1:1") as channel:
         call: Any = channel.unary_unary("/test/Call")
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -33,7 +33,7 @@ def test_status_of_a_bad_field_names_it() -> None:
     assert details == [info, BadRequest(field_violations=[violation])]
 
 
-def test_status_of_a_full_queue_says_when_to_try_again() -> None:
+def test_status_of_a_full_queue_has_retry_info() -> None:
     status, (info, retry) = read(QueueFullError(num_waiting=3, limit=2, wait_seconds=4))
     assert status.code == RESOURCE_EXHAUSTED
     assert isinstance(info, ErrorInfo)

@@ -18,7 +18,7 @@ async def test_bind_to_taken_port_raises_with_the_address() -> None:
         await first.stop(0)
 
 
-async def test_bind_to_foreign_address_says_what_is_wrong() -> None:
+async def test_bind_to_a_foreign_address_is_refused_with_the_reason() -> None:
     with pytest.raises(PortTakenError, match="Cannot assign requested address"):
         await bind(make_server(), "192.0.2.1:50050")
 

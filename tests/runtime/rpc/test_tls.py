@@ -82,7 +82,7 @@ async def test_each_role_may_call_what_is_its_own_and_nothing_else(node: Path) -
     }
 
 
-async def test_listener_without_tls_asks_nobody_for_a_role() -> None:
+async def test_listener_without_tls_requires_no_role() -> None:
     async with listening(None) as address:
         assert await ask(address, None, "Stage/Load") == "well"
 
@@ -147,7 +147,7 @@ async def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path) -
         assert await ask(address, coordinator.credentials_for(Role.WORKER)) == "well"
 
 
-async def test_api_is_believed_for_its_hosts_by_whoever_trusts_its_authority(
+async def test_api_certificate_is_accepted_for_its_hosts_by_clients_of_its_authority(
     node: Path, tmp_path: Path
 ) -> None:
     api = ApiTls.open(node / "coordinator.pem", node / "coordinator.key")
