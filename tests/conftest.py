@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 # whose tests had all passed.
 import hypothesis  # noqa: F401
 import pytest
+import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,18 @@ def _group_of(item: pytest.Item) -> str:
     if item.get_closest_marker("independent"):
         return ""
     return str(item.path.relative_to(item.config.rootpath))
+
+
+@pytest.fixture(autouse=True)
+def default_logging() -> Iterator[None]:
+    """Resets the logging that a command of the test has set up.
+
+    It writes to the standard error of that test, which pytest closes; logging in a handler of a
+    later test's server would raise.
+    """
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -156,7 +156,7 @@ def test_rank_killed_in_mid_answer_is_started_again_and_the_tokens_are_the_same(
     [
         (("--tp", "5"), "5 ranks a stage for 4 key/value heads (4 query heads)"),
         (("--tp", "1,5"), "5 ranks a stage for 4 key/value heads (4 query heads)"),
-        (("--tp", "2", "--backend", "nccl", "--device", "cpu"), "--backend: nccl needs GPUs"),
+        (("--tp", "2", "--backend", "nccl", "--device", "cpu"), "--backend: nccl needs a GPU"),
     ],
     ids=["tp", "tp_of_a_stage", "nccl"],
 )

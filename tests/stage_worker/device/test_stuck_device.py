@@ -96,4 +96,4 @@ def test_run_worker_stuck_device_exits_while_its_thread_runs() -> None:
         check=False,
     )
     assert done.returncode == EXIT_STUCK
-    assert "has not come back 7 s after the epoch's end" in done.stdout + done.stderr
+    assert "is still busy 7 s after the epoch's end" in done.stdout + done.stderr
