@@ -1,4 +1,4 @@
-"""Writes docs/models.md from the code; with `--check`, only says whether it is current."""
+"""Writes docs/models.md from the code; with `--check`, only compares it."""
 
 import argparse
 import sys

@@ -41,9 +41,9 @@ class OutputStream:
         prompt_lengths: tuple[int, ...] = (),
         request_id: str = "",
     ) -> None:
-        """One prompt per seed, in the order of their indices, each with so many choices.
+        """One prompt per seed, in the order of their indices, each with `num_choices` choices.
 
-        `prompt_lengths` are the prompts' tokens, for whoever reads.
+        `prompt_lengths` are the prompts' token counts, for readers.
 
         Inside, choices are counted over all prompts: `number` is that of a prompt's first choice
         plus the choice.

@@ -1,4 +1,4 @@
-"""Makes the dashboards: `python -m deploy.grafana.generate`; --check says if they are current.
+"""Writes the dashboards: `python -m deploy.grafana.generate`; --check compares them.
 
 It refuses a panel that asks for a metric which `runtime/metrics/declarations.py` does not declare.
 """

@@ -58,7 +58,7 @@ def quantiles(title: str, histogram: str) -> Panel:
 
 
 def per_second(title: str, counter: str, unit: str, by: str = "", legend: str = "") -> Panel:
-    """A counter's rate, summed but for the labels `by`."""
+    """A counter's rate, summed over all labels except `by`."""
     grouping = f" by ({by})" if by else ""
     expression = f"sum{grouping} (rate(stagemesh_{counter}_total{RATE}))"
     return Panel(title, unit, ((expression, legend or title),))

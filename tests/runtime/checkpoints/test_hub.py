@@ -1,4 +1,4 @@
-"""Models of the Hub: what is fetched, what is told, and what happens without a network."""
+"""Models of the Hub: downloads, progress reports, and errors without a network."""
 
 from pathlib import Path
 from typing import Any

@@ -54,7 +54,7 @@ class _Channel:
 
 
 async def test_run_in_child_task_whose_error_was_handled_holds_nothing_of_the_work() -> None:
-    """A worker that is not let in tries again: the channel of each try must end with it."""
+    """A refused worker retries: the channel of each attempt must end with the attempt."""
     held: list[weakref.ref[_Channel]] = []
 
     async def fail() -> None:

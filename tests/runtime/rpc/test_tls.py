@@ -66,8 +66,8 @@ async def ask(address: str, tls: ChannelTls | None, method: str = "X/Y") -> str:
 
 
 async def test_each_role_may_call_what_is_its_own_and_nothing_else(node: Path) -> None:
-    # Case 25 (llama.cpp#25289, vllm#29565, LightLLM#1413): whoever reached the port could call
-    # everything.
+    # Case 25 (llama.cpp#25289, vllm#29565, LightLLM#1413): any client that reached the port
+    # could call everything.
     allowed = {}
     async with listening(MeshTls.open(node, Role.WORKER)) as address:
         for role in Role:
