@@ -1,12 +1,14 @@
 """The blocking client of a mesh's gRPC API: runs the asynchronous client in a thread of its own."""
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from runtime.protocol.inference_types import GenerationRequest, Model, Prompt, Update
 from runtime.rpc.channels import ChannelTls
@@ -16,6 +18,9 @@ from stagemesh.client.retry import RETRY_SECONDS
 from stagemesh.client.state import MeshState
 
 ResultT = TypeVar("ResultT")
+
+# Interval at which a thread that waits for an abandoned stream looks whether the client has ended.
+_CHECK_SECONDS: Final = 0.2
 
 
 class Client:
@@ -46,6 +51,9 @@ class Client:
             target=self._loop.run_forever, name="stagemesh-client", daemon=True
         )
         self._thread.start()
+        # Held while a call is submitted: no call may reach the loop once it is to stop.
+        self._lock = threading.Lock()
+        self._is_closed = False
         try:
             self._client = self._run(connect())
         except BaseException:
@@ -64,10 +72,14 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection and cancels its calls."""
-        if not self._loop.is_closed():
-            self._run(self._close())
-            self._stop_loop()
+        """Closes the connection and cancels its calls; later calls raise ValueError."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        _result_of(closing)
+        self._stop_loop()
 
     def infer(
         self, request: GenerationRequest, *, timeout_seconds: float | None = None
@@ -139,11 +151,11 @@ class Client:
 
     def _submit(self, call: Coroutine[Any, Any, ResultT]) -> Future[ResultT]:
         """Starts `call` in the loop's thread; raises ValueError if the client is closed."""
-        try:
-            return asyncio.run_coroutine_threadsafe(call, self._loop)
-        except RuntimeError:
-            call.close()
-            raise ValueError("the client is closed") from None
+        with self._lock:
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(call, self._loop)
+        call.close()
+        raise ValueError("the client is closed")
 
     def _iterate(self, stream: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, None]:
         # An interrupted step ends in the loop's thread before the stream is closed.
@@ -161,8 +173,31 @@ class Client:
             while (item := self._run(next_item())) is not None:
                 yield item
         finally:
-            if not self._loop.is_closed():
-                self._run(close_stream())
+            self._close_abandoned(close_stream())
+
+    def _close_abandoned(self, closing: Coroutine[Any, Any, None]) -> None:
+        """Closes a stream and waits for it, except where that could not end.
+
+        The garbage collector may drop a stream in any thread: in one that submits a call, so this
+        takes no lock; in the loop's own; or as the interpreter exits, when the loop's thread no
+        longer runs.
+        """
+        if sys.is_finalizing() or self._is_closed:
+            closing.close()
+            return
+        try:
+            future = asyncio.run_coroutine_threadsafe(closing, self._loop)
+        except RuntimeError:
+            closing.close()
+            return
+        if threading.current_thread() is self._thread:
+            return
+        # A loop that was stopped in the meantime does not run it.
+        while self._thread.is_alive():
+            with suppress(CancelledError, TimeoutError):
+                future.result(timeout=_CHECK_SECONDS)
+            if future.done():
+                return
 
     async def _close(self) -> None:
         await self._client.close()
