@@ -1,6 +1,6 @@
 """The Docker engine: the image under test, and Compose projects that are removed at the end.
 
-The image is built as `deploy/Dockerfile` says. What a machine with little network needs for that is
+The image is built from `deploy/Dockerfile`. What a machine with little network needs for that is
 taken from where pip finds it, PIP_CERT and PIP_FIND_LINKS, and PYTHON_IMAGE names a base image.
 """
 

@@ -1,7 +1,8 @@
 """A Stage service without a model: a real gRPC server whose answers follow `toy_model`.
 
 It forwards headers along its lane, answers as its rank must, keeps slots and blocks as a real stage
-would, and can be told to hold, to fail, to lie or to refuse. `fake_worker.py` makes it a member of
+would, and can hold, fail, report wrong results or refuse on request. `fake_worker.py` makes it a
+member of
 a mesh.
 """
 
@@ -48,7 +49,7 @@ class Behaviour:
     withhold_credits: bool = False
     # Addresses of workers that it does not reach.
     unreachable: set[str] = field(default_factory=set)
-    # It loads, and tells its status, only while these are set.
+    # It loads, and reports its status, only while these are set.
     loading: asyncio.Event = field(default_factory=_set_event)
     answering: asyncio.Event = field(default_factory=_set_event)
     # Steps are taken only while this is set.
@@ -103,7 +104,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
     ) -> stage_pb2.OpenEpochResponse:
         for peer in request.next:
             if peer.address in self.behaviour.unreachable:
-                detail = f"next stage {peer.address}: told to fail"
+                detail = f"next stage {peer.address}: failure requested by the test"
                 raise NextStageError(cause="next_stage", detail=detail, address=peer.address)
         self.slots = Slots()
         self.epoch, self.opening = request.epoch, request
@@ -172,9 +173,11 @@ class FakeStage(stage_pb2_grpc.StageServicer):
         if not is_due and not is_beyond and not (poison and is_poisoned):
             return
         behaviour.fail_at_step = None
-        failure = stage_pb2.StageFailure(code="position", message="told to fail", step=step.number)
+        failure = stage_pb2.StageFailure(
+            code="position", message="failure requested by the test", step=step.number
+        )
         results.put_nowait(stage_pb2.StepResult(step=step.number, failure=failure))
-        raise EpochEndedError(cause="position", detail="told to fail")
+        raise EpochEndedError(cause="position", detail="failure requested by the test")
 
     def _run(self, step: Step) -> stage_pb2.StepResult:
         sampling = self.slots.apply(step)
@@ -189,7 +192,7 @@ class FakeStage(stage_pb2_grpc.StageServicer):
         return result
 
     def _score(self, step: Step) -> Iterator[ScoredToken]:
-        """What every row of the step's chunks says about the prompt's next token."""
+        """The scores of the prompt's next token for every row of the step's chunks."""
         for chunk in step.chunks:
             sampling = self.slots.sampling[chunk.slot]
             num_top = sampling.num_prompt_logprobs

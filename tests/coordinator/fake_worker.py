@@ -24,7 +24,7 @@ class FakeWorker:
         self.join: grpc.aio.StreamStreamCall[Any, Any] | None = None
 
     async def join_mesh(self, mesh_address: str, **changes: Any) -> mesh_pb2.CoordinatorMessage:
-        """Opens a Join stream, says hello and returns the coordinator's first message."""
+        """Opens a Join stream, sends the hello and returns the coordinator's first message."""
         hello = mesh_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
             build="fake",
@@ -42,7 +42,7 @@ class FakeWorker:
         return message
 
     async def leave(self, grace_seconds: float) -> None:
-        """Says that it was told to stop."""
+        """Reports that it drains."""
         assert self.join is not None
         leaving = mesh_pb2.Leaving(grace_seconds=grace_seconds)
         await self.join.write(mesh_pb2.WorkerMessage(leaving=leaving))

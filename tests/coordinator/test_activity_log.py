@@ -51,6 +51,6 @@ async def test_summary_of_a_live_mesh_comes_while_requests_run(
             await mesh.until_ready()
             await collect(mesh.infer(token_request([1, 2, 3], max_tokens=100)))
             await mesh.until_idle()
-    said = [line for line in logs if line["event"] == "summary"]
-    assert said
-    assert sum(line["tokens_per_second"] for line in said) > 0
+    summaries = [line for line in logs if line["event"] == "summary"]
+    assert summaries
+    assert sum(line["tokens_per_second"] for line in summaries) > 0

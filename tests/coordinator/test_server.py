@@ -27,7 +27,7 @@ HealthCheckRequest = health_pb2.HealthCheckRequest
 
 
 async def health_of(mesh: ToyMesh, service: str) -> int:
-    """What grpc.health.v1 says about a service."""
+    """The status of a service in grpc.health.v1."""
     stub: Any = health_pb2_grpc.HealthStub(mesh.channel)
     response = await stub.Check(HealthCheckRequest(service=service))
     return int(response.status)

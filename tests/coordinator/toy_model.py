@@ -1,6 +1,6 @@
 """A model that needs no torch: a folder with config, tokenizer and tiny weights, and its function.
 
-The next token after a history is a pure function of the history, so a test can say what any
+The next token after a history is a pure function of the history, so a test can calculate what any
 undisturbed run must answer.
 """
 

@@ -21,7 +21,7 @@ Tokens = tuple[int, ...]
 def request_of(
     prompt: Tokens = SHORT, sampling: Sampling = GREEDY, max_tokens: int = 150
 ) -> GenerationRequest:
-    """One whose answer has just so many tokens."""
+    """A request whose answer has exactly `num_tokens` tokens."""
     return GenerationRequest(
         prompts=(TokenIds(prompt),), sampling=sampling, max_tokens=max_tokens, ignore_eos=True
     )
@@ -57,7 +57,7 @@ class Asked:
         self._thread.start()
 
     def wait_for_tokens(self, count: int) -> None:
-        """Returns once so many have come, or the answer is over."""
+        """Waits for `num_tokens` tokens, or the end of the answer."""
         with self._changed:
             self._changed.wait_for(
                 lambda: len(self.tokens) >= count or self._is_over, ANSWER_SECONDS

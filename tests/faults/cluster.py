@@ -180,7 +180,7 @@ class Cluster:
             Mesh(self.coordinator, self.target, self.http).assert_idle()
 
     def logs(self) -> str:
-        """The last that every process said."""
+        """The last log lines of every process."""
         commands = [worker.command for worker in self.workers]
         if self._coordinator is not None:
             commands.append(self._coordinator)

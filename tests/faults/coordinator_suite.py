@@ -1,6 +1,6 @@
 """kill -9, SIGTERM and SIGSTOP of the coordinator, at every phase.
 
-Where it dies with answers that had begun, their clients are told; where nothing had come yet, they
+If it dies after answers have begun, their clients get an error; where nothing had come yet, they
 ask again by themselves, and get the tokens of an undisturbed run.
 
 `make test-faults` runs it; its name keeps it out of other runs, because it takes minutes.
@@ -48,7 +48,7 @@ def begun(cluster: Cluster) -> Asked:
 
 
 def assert_told(asked: Asked) -> None:
-    """It ended with an error that says so, and soon; never in silence."""
+    """It ended soon, with an error that states the reason."""
     with pytest.raises(StagemeshRpcError, match="no mesh answers"):
         asked.result()
 

@@ -1,4 +1,4 @@
-"""Two workers that do not reach each other any more, and no spare: what is served, and how.
+"""Two workers that no longer reach each other, without a spare: what is served, and how.
 
 `make test-faults` runs it; its name keeps it out of other runs, because it takes minutes.
 """

@@ -84,6 +84,6 @@ class Lives:
 
     @property
     def are_flat(self) -> bool:
-        """None has grown, and of coordinator and workers there was one to tell."""
+        """Asserts that no process has grown, of a coordinator and at least one worker."""
         names = {life.name for life in self.long}
         return len(names) > 1 and all(life.is_flat for life in self.long)

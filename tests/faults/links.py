@@ -19,7 +19,7 @@ JOIN_LINKS: dict[str, Callable[[Cluster], Proxy]] = {
 }
 
 
-def spoil(proxy: Proxy, faults: Faults) -> None:
+def inject_faults(proxy: Proxy, faults: Faults) -> None:
     """Sets the faults; returns once an accident among them has happened."""
     proxy.set(faults)
     for num_bytes, _ in faults.one_shots:

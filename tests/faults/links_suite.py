@@ -12,7 +12,7 @@ from stagemesh import StagemeshRpcError
 from stagemesh.faults.fault_proxy import Faults, OneShotFault
 from tests.faults.asking import REQUESTS, Asked, asking, disturbed, undisturbed
 from tests.faults.cluster import Cluster
-from tests.faults.links import DATA_LINKS, JOIN_LINKS, spoil
+from tests.faults.links import DATA_LINKS, JOIN_LINKS, inject_faults
 from tests.faults.proxies import proxy_to
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -41,17 +41,17 @@ JOIN_FAULTS = {
 @pytest.mark.parametrize("link", DATA_LINKS)
 def test_bad_link_costs_no_token(link: str, fault: str, cluster: Cluster) -> None:
     proxy = DATA_LINKS[link](cluster)
-    disturbed(cluster, lambda: spoil(proxy, DATA_FAULTS[fault]))
+    disturbed(cluster, lambda: inject_faults(proxy, DATA_FAULTS[fault]))
 
 
 @pytest.mark.parametrize("fault", JOIN_FAULTS)
 @pytest.mark.parametrize("link", JOIN_LINKS)
 def test_bad_membership_link_costs_no_token(link: str, fault: str, cluster: Cluster) -> None:
     proxy = JOIN_LINKS[link](cluster)
-    disturbed(cluster, lambda: spoil(proxy, JOIN_FAULTS[fault]))
+    disturbed(cluster, lambda: inject_faults(proxy, JOIN_FAULTS[fault]))
 
 
-# Not a copied message: it cannot be told from two without TLS, and no network makes one.
+# No duplicated message: without TLS it is indistinguishable from two, and networks make none.
 @pytest.mark.parametrize("fault", [fault for fault in DATA_FAULTS if fault != "duplicate"])
 def test_bad_link_of_a_client_gives_it_the_right_tokens_or_an_error(
     fault: str, cluster: Cluster

@@ -1,6 +1,6 @@
 """kill -9 of one worker at each phase of its life, the same for stages and for ranks.
 
-Each function is one test: it kills whoever is at a place, and the answers in flight then are
+Each function is one test: it kills the worker at a position, and the answers in flight then are
 compared with an undisturbed run. What takes too short a time to be met is held open by a fault
 proxy: a long prompt between stages is throttled, a spare that is to load is stalled, so that the
 kill comes in the phase whatever the machine does.
@@ -44,7 +44,7 @@ def while_idle(cluster: Cluster, place: Place) -> None:
 
 
 def while_loading(cluster: Cluster, place: Place) -> None:
-    """The spare that is to take the place dies while it is told to load; another one comes."""
+    """The spare that replaces it dies while it loads; another one takes over."""
     # The coordinator waits for the spare behind a stalled link: reading so small a model takes
     # no time in which a kill could be placed.
     spare, victim = cluster.spare(), cluster.worker_at(place)
@@ -58,7 +58,7 @@ def while_loading(cluster: Cluster, place: Place) -> None:
 
 
 def while_draining(cluster: Cluster, place: Place) -> None:
-    """It was told to stop, and still serves while the spare is to load its part."""
+    """It drains, and still serves while the spare loads its part."""
     # parallax, exo: a started stream is silently cut.
     spare, victim = cluster.spare(), cluster.worker_at(place)
     spare.calls.set(Faults(is_stalled=True))

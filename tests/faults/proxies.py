@@ -35,7 +35,7 @@ class Proxy:
         self.set(NO_FAULTS)
 
     def wait_for_bytes(self, num_bytes: int) -> None:
-        """Returns once so many have passed since the faults were set."""
+        """Waits until this number has passed since the faults were set."""
         waiting = self._proxy.wait_for_bytes(num_bytes)
         asyncio.run_coroutine_threadsafe(waiting, self._loop).result(WAIT_SECONDS)
 
@@ -57,7 +57,7 @@ def proxy_to(address: str) -> Iterator[Proxy]:
 def two_ways_to(address: str, is_first: Callable[[int], bool]) -> Iterator[tuple[Proxy, Proxy]]:
     """Two proxies before HOST:PORT that are dialled at one address, on a thread of their own.
 
-    A connection leads through the first one if `is_first` says so of the port that it comes from.
+    A connection leads through the first one if `is_first` is true for the port that it comes from.
     """
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
 """kill -9 and SIGSTOP of the ranks of a stage, at every phase and within a collective.
 
-What ranks say to each other is not led through a proxy. By default it is memory of their host,
-which no network spoils; with `--backend gloo` it is sockets, but gloo dials from one rank to a
+The traffic between ranks does not pass a proxy. By default it is memory of their host,
+which no network corrupts; with `--backend gloo` it is sockets, but gloo dials from one rank to a
 port of the other that both learn from a file as long as a connection is being made, in an encoding
 of its own. So a rank is frozen there until the others wait for it in a collective, and then killed,
 or one of those that wait: to the others that is what a lost or stalled connection is.
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 FREEZE_SECONDS = 5.0
 RANKS = (0, 1)
-# Looks at the state in which no step was made: whoever lives waits for whoever is frozen.
+# Polls of the state without a step: the living ranks wait for the frozen one.
 NUM_STILL_LOOKS = 10
 
 

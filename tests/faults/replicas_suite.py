@@ -1,6 +1,6 @@
 """Deaths in one of two replicas: the other one goes on, and takes the requests over at once.
 
-Nobody stands by, and nobody starts a worker before the answers have ended: they end because the
+There is no spare, and no worker is started before the answers have ended: they end because the
 other replica took them over.
 
 `make test-faults` runs it; its name keeps it out of other runs, because it takes minutes.
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 STAGES = (0, 1)
 # Enough that both replicas have some.
 MANY = (*REQUESTS, *REQUESTS)
-# So that a second or two pass before a worker has been told to load.
+# So that a second or two pass before a worker starts to load.
 SLOW = Faults(bytes_per_second=1000)
 
 

@@ -130,7 +130,7 @@ def test_worker_of_another_protocol_version_is_refused_by_both_numbers(
 
 
 class TestClients:
-    """Clients that do not read, or are not there any more."""
+    """Clients that do not read, or have disconnected."""
 
     def test_client_that_never_reads_costs_others_nothing(self, cluster: Cluster) -> None:
         # exo#1726: full queues dropped messages; here they hold the reader back alone.

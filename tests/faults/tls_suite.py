@@ -18,7 +18,7 @@ from stagemesh.faults.fault_proxy import Faults, OneShotFault
 from tests.faults.asking import REQUESTS, asking, disturbed
 from tests.faults.cluster import Cluster, Layout, Place, cluster_of, kept_whole
 from tests.faults.garbage import throw_garbage
-from tests.faults.links import DATA_LINKS, JOIN_LINKS, spoil
+from tests.faults.links import DATA_LINKS, JOIN_LINKS, inject_faults
 from tests.integration.processes import run_command, running_command
 from tests.integration.tiny_chat import TinyChat
 
@@ -77,7 +77,7 @@ def test_changed_bytes_are_noticed_and_cost_no_token(
 ) -> None:
     num_bytes, find = LINKS[link]
     proxy = find(secure)
-    disturbed(secure, lambda: spoil(proxy, Faults(one_shots=((num_bytes, accident),))))
+    disturbed(secure, lambda: inject_faults(proxy, Faults(one_shots=((num_bytes, accident),))))
 
 
 def test_garbage_on_every_port_under_tls_changes_nothing(secure: Cluster) -> None:
@@ -98,7 +98,7 @@ def shown(folder: Path, role: Role, authority: Path, to: Role) -> ChannelTls:
 def test_caller_with_a_worthless_certificate_is_heard_at_no_port(
     worthless: str, node: Path, secure: Cluster, request: pytest.FixtureRequest
 ) -> None:
-    # Case 25 (llama.cpp#25289, vllm#29565): whoever reached the port could call everything.
+    # Case 25 (llama.cpp#25289, vllm#29565): any client that reached the port could call all.
     folder: Path = request.getfixturevalue(worthless)
     epoch = secure.epoch()
     apis = {

@@ -15,7 +15,7 @@ class WorkerProcess:
     """A worker, and the proxies on the ways to it and from it to the coordinator.
 
     `calls` leads what the coordinator dials: its calls, the steps for the first stage, and the
-    results of every stage. `frames` leads what the stage before dials, and whoever else does.
+    results of every stage. `frames` is the path of the previous stage's connections, and of others.
     `membership` is the worker's own way to the coordinator: `Mesh.Join`.
     """
 
@@ -67,7 +67,7 @@ class WorkerProcess:
 def worker_process(
     mesh_address: str, is_coordinators: Callable[[int], bool], options: tuple[str, ...]
 ) -> Iterator[WorkerProcess]:
-    """One more worker; `is_coordinators` says whether the coordinator dials from a port."""
+    """One more worker; `is_coordinators` is true for ports from which the coordinator dials."""
     with ExitStack() as stack:
         listen = new_address()
         calls, frames = stack.enter_context(two_ways_to(listen, is_coordinators))

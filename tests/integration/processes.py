@@ -26,7 +26,7 @@ COMMAND = (sys.executable, "-m", "stagemesh")
 ANSWER_SECONDS = 60.0
 # Between two requests for a state: without a pause they take the processor from what they wait for.
 POLL_SECONDS = 0.02
-# Below the ports that the system hands out by itself, to whoever dials in the meantime.
+# Below the ephemeral ports of the system, which outgoing connections use in the meantime.
 LISTENING_PORTS = range(12_000, 32_000)
 
 
@@ -56,7 +56,7 @@ def new_address() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunningCommand:
-    """A `stagemesh` command that goes on until it is told to stop."""
+    """A `stagemesh` command that runs until it is stopped."""
 
     process: subprocess.Popen[str]
     log: Log

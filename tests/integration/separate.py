@@ -51,7 +51,7 @@ class SeparateMesh:
                 time.sleep(POLL_SECONDS)
 
     def until_ready(self, num_workers: int) -> MeshState:
-        """Every replica serves, and so many workers are in the mesh."""
+        """Every replica serves, and the mesh has `num_workers` workers."""
         return self.until(
             lambda state: (
                 state.ready

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "says"),
+    ("arguments", "stdin", "expected"),
     [
         (("",), "", "prompt 0 is empty; send at least one token"),
         (("-",), "", "prompt 0 is empty; send at least one token"),
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.integration
     ids=["empty", "empty_stdin", "too_long", "unknown_model", "top_p", "two_forms"],
 )
 def test_infer_with_bad_input_exits_with_one_message(
-    arguments: tuple[str, ...], stdin: str, says: str, pair: Mesh, tiny_chat: TinyChat
+    arguments: tuple[str, ...], stdin: str, expected: str, pair: Mesh, tiny_chat: TinyChat
 ) -> None:
     done = run_command("infer", *arguments, "--target", pair.target, stdin=stdin)
     assert done.returncode in (1, 2)
     assert done.stdout == ""
-    assert says in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr
     request = GenerationRequest(prompts=(TokenIds((5, 6)),), max_tokens=3, ignore_eos=True)
     assert pair.ask(request).token_ids() == tiny_chat.greedy((5, 6), 3)

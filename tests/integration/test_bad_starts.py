@@ -82,7 +82,7 @@ FREE = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "expected"),
     [
         (drop_tensor, TENSOR),
         (reshape_tensor, TENSOR),
@@ -92,14 +92,14 @@ FREE = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0
     ],
 )
 def test_serve_of_a_broken_model_says_what_is_wrong_with_it(
-    damage: Callable[[Path], None], says: str, folder: Path
+    damage: Callable[[Path], None], expected: str, folder: Path
 ) -> None:
     damage(folder)
-    assert says in fail("serve", str(folder), "--pp", "2", *FREE)
+    assert expected in fail("serve", str(folder), "--pp", "2", *FREE)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         (("--layers", "2,2"), "add up to the model's 5"),
         (("--layers", "2,2,2"), "add up to the model's 5"),
@@ -107,9 +107,9 @@ def test_serve_of_a_broken_model_says_what_is_wrong_with_it(
     ],
 )
 def test_serve_with_layers_that_do_not_add_up_says_the_numbers(
-    options: tuple[str, ...], says: str, folder: Path
+    options: tuple[str, ...], expected: str, folder: Path
 ) -> None:
-    assert says in fail("serve", str(folder), *options, *FREE)
+    assert expected in fail("serve", str(folder), *options, *FREE)
 
 
 @pytest.mark.parametrize("command", ["serve", "coordinator"])
@@ -176,7 +176,7 @@ def remove_config(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "expected"),
     [
         (shutil.rmtree, "there is no such folder or file here"),
         (remove_config, "has no config.json"),
@@ -187,13 +187,13 @@ def remove_config(folder: Path) -> None:
     ],
 )
 def test_worker_with_a_model_path_that_cannot_be_served_refuses_at_its_start(
-    damage: Callable[[Path], None], says: str, folder: Path
+    damage: Callable[[Path], None], expected: str, folder: Path
 ) -> None:
     """Case 27: also a spare, which would load nothing before it is needed, and then too late."""
     damage(folder)
     message = fail("worker", "--coordinator", "127.0.0.1:1", "--model-path", str(folder))
-    assert str(folder) in message or says == "LlamaForCausalLM"
-    assert says in message
+    assert str(folder) in message or expected == "LlamaForCausalLM"
+    assert expected in message
 
 
 def test_worker_with_a_model_path_that_is_no_gguf_file_refuses_at_its_start(

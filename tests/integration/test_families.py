@@ -1,4 +1,4 @@
-"""A model of another family in real processes: what a stage is told suffices to compute it.
+"""A model of another family in real processes: a stage's assignment suffices to compute it.
 
 LongRoPE it is, because there the longest sequence of the whole mesh changes every layer, and the
 canary must know it too.

@@ -1,4 +1,4 @@
-"""Clients that mean harm: each gets its one error at once, and costs an innocent nothing."""
+"""Hostile clients: each gets one error at once, and affects no other client."""
 
 import os
 import socket
@@ -60,13 +60,11 @@ def _ids(**counts: int) -> bytes:
 def test_hostile_request_is_refused_and_costs_an_innocent_nothing(
     make_message: Callable[[], bytes], pair: Mesh, tiny_chat: TinyChat
 ) -> None:
-    innocent = GenerationRequest(
-        prompts=(TokenIds(PROMPT),), max_tokens=NUM_TOKENS, ignore_eos=True
-    )
+    honest = GenerationRequest(prompts=(TokenIds(PROMPT),), max_tokens=NUM_TOKENS, ignore_eos=True)
     epoch = pair.state().replicas[0].epoch
     message = make_message()
     with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(pair.ask, innocent)
+        asking = pool.submit(pair.ask, honest)
         assert _refusal(pair.target, message) is grpc.StatusCode.INVALID_ARGUMENT
         assert asking.result().token_ids() == tiny_chat.greedy(PROMPT, NUM_TOKENS)
     assert pair.state().replicas[0].epoch == epoch

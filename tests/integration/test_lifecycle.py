@@ -54,7 +54,7 @@ def test_second_interrupt_does_not_wait_for_running_requests(own_mesh: Mesh) -> 
         own_mesh.command.wait()
         with pytest.raises(StagemeshRpcError):
             list(updates)
-    # What a coordinator says whose requests had their time.
+    # The coordinator's message after its grace time.
     assert not any("requests_cut_off" in line for line in own_mesh.command.log.lines)
     assert_all_end(children)
 

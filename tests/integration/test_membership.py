@@ -62,7 +62,7 @@ def run_clients(target: str, during: Callable[[], None]) -> list[list[tuple[int,
 
 
 def test_every_worker_is_replaced_under_load_and_no_request_is_lost(tiny_chat: TinyChat) -> None:
-    """Case 16 (TGI#2593): two workers told to stop, two drained by an operator."""
+    """Case 16 (TGI#2593): two workers stopped, two drained by an operator."""
     with separate_mesh(str(tiny_chat.model.folder), *COORDINATOR_OPTIONS) as mesh:
         coordinator = mesh.start_coordinator()
         workers = [mesh.start_worker() for _ in range(3)]
@@ -120,7 +120,7 @@ def test_coordinator_restarts_workers_keep_their_weights_and_clients_ask_again(
             assert len(waiting.result()) == 50
         assert_greedy(tiny_chat.model, (9, 9), waiting.result())
         assert {worker.pid for worker in after.workers} == {worker.pid for worker in before.workers}
-        for command in commands:  # what was lost is said
+        for command in commands:  # losses are logged
             assert "num_sequences=0" not in command.log.wait_for("epoch_failed")
         kept = [line for line in second.command.log.lines if "part_kept" in line]
         assert len(kept) == 2

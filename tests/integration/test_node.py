@@ -69,7 +69,7 @@ def test_node_kills_a_frozen_worker_and_starts_another(tiny_chat: TinyChat) -> N
 
 
 def until_probed(http: str) -> None:
-    """Returns once the only worker's metrics tell of a probe of its health."""
+    """Waits until the only worker's metrics count a health probe."""
     with urllib.request.urlopen(f"http://{http}/sd", timeout=10) as response:
         (address,) = [target for each in json.load(response) for target in each["targets"]]
     probe = 'code="OK",method="/grpc.health.v1.Health/Check"'

@@ -30,13 +30,15 @@ def prompt_tokens(answers: Answers, index: int = 0) -> list[PromptToken]:
     return [token for update in answers.of(index) for token in update.prompt_tokens]
 
 
-def assert_matches(tiny_chat: TinyChat, prompt: tuple[int, ...], told: list[PromptToken]) -> None:
+def assert_matches(
+    tiny_chat: TinyChat, prompt: tuple[int, ...], reported: list[PromptToken]
+) -> None:
     """The same log-probabilities as Transformers', within the tolerance of all such tests."""
-    assert tuple(token.id for token in told) == prompt
+    assert tuple(token.id for token in reported) == prompt
     expected_rows = tiny_chat.model.logprobs(prompt)
     bound = TOLERANCE * float(expected_rows.abs().max())
-    assert told[0].logprob is None
-    for token, expected in zip(told[1:], expected_rows[:-1], strict=True):
+    assert reported[0].logprob is None
+    for token, expected in zip(reported[1:], expected_rows[:-1], strict=True):
         assert token.logprob == pytest.approx(float(expected[token.id]), abs=bound)
         assert len(token.top_logprobs) == NUM_TOP
         likeliest = expected.topk(NUM_TOP).values.tolist()
@@ -77,12 +79,12 @@ def test_echo_with_logprobs_is_transformers_log_likelihood(
         pair, prompt=[*PROMPT], echo=True, logprobs=1, max_tokens=max_tokens, temperature=0
     )
     logprobs = choice["logprobs"]
-    told = logprobs["token_logprobs"][: len(PROMPT)]
+    reported = logprobs["token_logprobs"][: len(PROMPT)]
     rows = tiny_chat.model.logprobs(PROMPT)
     expected = [float(row[token]) for row, token in zip(rows, PROMPT[1:], strict=False)]
-    assert told[0] is None
-    assert told[1:] == pytest.approx(expected, abs=1e-3)
-    assert sum(told[1:]) == pytest.approx(sum(expected), abs=1e-2)
+    assert reported[0] is None
+    assert reported[1:] == pytest.approx(expected, abs=1e-3)
+    assert sum(reported[1:]) == pytest.approx(sum(expected), abs=1e-2)
     assert len(logprobs["tokens"]) == len(PROMPT) + max_tokens
 
 

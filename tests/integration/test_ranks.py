@@ -152,7 +152,7 @@ def test_rank_killed_in_mid_answer_is_started_again_and_the_tokens_are_the_same(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (("--tp", "5"), "5 ranks a stage for 4 key/value heads (4 query heads)"),
         (("--tp", "1,5"), "5 ranks a stage for 4 key/value heads (4 query heads)"),
@@ -161,12 +161,12 @@ def test_rank_killed_in_mid_answer_is_started_again_and_the_tokens_are_the_same(
     ids=["tp", "tp_of_a_stage", "nccl"],
 )
 def test_ranks_that_cannot_be_are_refused_before_a_worker_starts(
-    options: tuple[str, ...], told: str, model: TinyModel
+    options: tuple[str, ...], expected: str, model: TinyModel
 ) -> None:
     addresses = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--mesh", "127.0.0.1:0")
     done = run_command("serve", str(model.folder), *options, *addresses)
     assert done.returncode == 1
-    assert f"error: {told}" in done.stderr
+    assert f"error: {expected}" in done.stderr
 
 
 def _other_header(frame: stage_pb2.Frame) -> None:

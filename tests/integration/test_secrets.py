@@ -1,4 +1,4 @@
-"""What a mesh logs of what it is told in confidence: nothing, at any level."""
+"""Logs hold no confidential text, at any level."""
 
 import urllib.error
 import urllib.request

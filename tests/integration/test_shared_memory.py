@@ -1,4 +1,4 @@
-"""A host whose shared memory is full: a mesh with ranks says so and ends."""
+"""A host whose shared memory is full: a mesh with ranks ends with the reason."""
 
 import re
 import subprocess
@@ -39,9 +39,9 @@ def test_serve_with_ranks_and_no_room_in_shared_memory_ends_naming_what_it_needs
         )
     assert done.returncode == 1, done.stderr
     (error,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
-    told = re.search(r"failed: ([\d,]+) bytes at /dev/shm/.*, ([\d,]+) bytes are free", error)
-    assert told is not None, error
-    needed, free = (int(number.replace(",", "")) for number in told.groups())
+    found = re.search(r"failed: ([\d,]+) bytes at /dev/shm/.*, ([\d,]+) bytes are free", error)
+    assert found is not None, error
+    needed, free = (int(number.replace(",", "")) for number in found.groups())
     assert free <= SHM_BYTES < needed
     assert "No space left on device" in error
     assert "make room there (in a container: docker's --shm-size)" in error

@@ -1,4 +1,4 @@
-"""Many clients at once, some of whom leave: the others get their answers, and nothing leaks."""
+"""Many clients at once, some of which leave: the others get their answers, and nothing leaks."""
 
 import asyncio
 from dataclasses import replace

@@ -70,7 +70,7 @@ class StageModel:
         assert len(token_ids) == len(blocks) * self._limits.block_size
         assert len(set(blocks)) == len(blocks)
         held = [self._kv[self._place(slot, position)] for position in range(len(token_ids))]
-        assert held == list(token_ids), "the cache holds other tokens than it is said to"
+        assert held == list(token_ids), "the cache holds other tokens than stated"
         return slot
 
     def _run_chunk(self, chunk: SequenceChunk) -> SampledToken | None:

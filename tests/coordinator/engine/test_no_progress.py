@@ -16,7 +16,7 @@ PROMPT = (3, 4, 5)
 
 
 def block(monkeypatch: pytest.MonkeyPatch, num_epochs: int, prompt: tuple[int, ...]) -> None:
-    """For so many epochs no step is made while `prompt` is the first in line."""
+    """For a number of epochs no step is made while `prompt` is the head of the queue."""
     schedule, restart = Scheduler.schedule, Scheduler.restart
     left = [num_epochs]
 

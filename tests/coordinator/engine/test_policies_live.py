@@ -67,15 +67,15 @@ async def test_policy_adaptive_thinks_aloud_on_the_metrics_and_in_the_state(
         state, metrics = await read_at_once(mesh)
     thinks = state.replicas[0].scheduler
     assert (thinks.policy, len(thinks.stages)) == ("adaptive", 2)
-    # The fake stages tell of 0.3 s for every step.
+    # The fake stages report 0.3 s for every step.
     assert thinks.actual_seconds == pytest.approx(0.3)
     assert thinks.decisions.cycles > 10
     assert sum(stage.num_records for stage in thinks.stages) >= 2 * 50
     idle_seconds = sum(stage.idle_seconds for stage in state.replicas[0].stages)
     bubbles = thinks.bubbles
-    told = bubbles.starved + bubbles.fill + bubbles.imbalance + bubbles.exposed_send
+    by_stage = bubbles.starved + bubbles.fill + bubbles.imbalance + bubbles.exposed_send
     # The canary's steps are not the scheduler's.
-    assert 0.9 * idle_seconds < told + bubbles.coordinator <= idle_seconds
+    assert 0.9 * idle_seconds < by_stage + bubbles.coordinator <= idle_seconds
     lines = metrics.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     actual = 'stagemesh_scheduler_actual_seconds{replica="0"}'

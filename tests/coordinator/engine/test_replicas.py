@@ -16,7 +16,7 @@ POISON = (77, 77, 77)
 
 
 def worker_ids(state: mesh_pb2.GetStateResponse, replica: int) -> set[str]:
-    """Whoever works for a replica."""
+    """The fake workers of a replica."""
     return {name for stage in state.replicas[replica].stages for name in stage.worker_ids}
 
 
@@ -72,7 +72,7 @@ async def test_replicas_one_ends_its_requests_go_on_with_the_other_at_once(
 async def test_replicas_none_serves_is_not_ready_and_the_first_repaired_takes_all(
     toy_folder: Path,
 ) -> None:
-    """Case 13 (vllm#11996): readiness tells of dead workers."""
+    """Case 13 (vllm#11996): readiness reflects dead workers."""
     async with toy_mesh(toy_folder, dp=2) as mesh:
         await mesh.until_ready()
         calls = [mesh.infer(token_request((n, n), max_tokens=200)) for n in range(4)]

@@ -77,7 +77,7 @@ async def test_replica_request_that_ends_epochs_fails_alone_and_others_continue(
     code, message = error_from_rpc(caught.value)
     assert code == "epoch_ended"
     assert message.startswith("the epoch ended (position): the request ran at 3 ends, ")
-    assert message.endswith(": told to fail")
+    assert message.endswith(": failure requested by the test")
     assert message.count("ended") == 1
     assert state.replicas[0].epoch.counter == 4
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says, and every way in which its files can say something false."""
+"""The index of a checkpoint, and every way in which its files can be inconsistent."""
 
 import json
 import shutil

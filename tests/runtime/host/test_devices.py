@@ -1,4 +1,4 @@
-"""What devices say of their load."""
+"""The load of devices."""
 
 import math
 
@@ -74,5 +74,5 @@ def test_usage_on_the_wire_keeps_what_is_absent_absent(usage: DeviceUsage) -> No
 
 
 def test_non_finite_usage_on_the_wire_is_absent() -> None:
-    told = DeviceUsage(utilization=math.nan, memory_used_bytes=7, power_watts=math.inf)
-    assert usage_from_proto(usage_to_proto(told)) == DeviceUsage(memory_used_bytes=7)
+    sampled = DeviceUsage(utilization=math.nan, memory_used_bytes=7, power_watts=math.inf)
+    assert usage_from_proto(usage_to_proto(sampled)) == DeviceUsage(memory_used_bytes=7)

@@ -61,7 +61,7 @@ async def test_run_in_child_task_whose_error_was_handled_holds_nothing_of_the_wo
         channel = _Channel()
         held.append(weakref.ref(channel))
         await asyncio.sleep(0)
-        raise ValueError("as told")
+        raise ValueError("as requested")
 
     gc.disable()
     try:
@@ -75,7 +75,7 @@ async def test_run_in_child_task_whose_error_was_handled_holds_nothing_of_the_wo
 async def test_run_in_child_task_cancelled_while_the_work_fails_leaves_no_unretrieved_error() -> (
     None
 ):
-    """Else asyncio logs it, with a traceback, at any later time: as a process ends, say."""
+    """Otherwise asyncio logs it with a traceback later, for example as the process ends."""
     unseen: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     entered = asyncio.Event()

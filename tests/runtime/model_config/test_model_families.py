@@ -1,4 +1,4 @@
-"""Every family's config.json: Transformers' classes say what its fields mean and default to."""
+"""Every family's config.json: Transformers' classes are the reference for fields and defaults."""
 
 import json
 from pathlib import Path

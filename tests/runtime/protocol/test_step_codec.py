@@ -131,13 +131,13 @@ def test_result_in_parts_returns_equal_and_each_is_bounded(result: StepResult, m
         assert num_logprobs <= most or len(part.scored) == 1
 
 
-@pytest.mark.parametrize("told", [-1.0, float("nan"), float("inf"), -float("inf"), 1e300])
-def test_implausible_seconds_become_zero(told: float) -> None:
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), -float("inf"), 1e300])
+def test_implausible_seconds_become_zero(seconds: float) -> None:
     """Nor do they break a counter, which only grows, or stay in a sum for ever."""
-    timing = StageTiming(told, told, told, told, SendTiming(3, told, told, 1, 10))
+    timing = StageTiming(seconds, seconds, seconds, seconds, SendTiming(3, seconds, seconds, 1, 10))
     none = StageTiming(0.0, 0.0, 0.0, 0.0, SendTiming(3, 0.0, 0.0, 1, 10))
     assert timing_from_proto(timing_to_proto(timing)) == none
-    activity = activity_to_proto(RankActivity(7, told, told, 90), stage_pb2.EpochId())
+    activity = activity_to_proto(RankActivity(7, seconds, seconds, 90), stage_pb2.EpochId())
     assert activity_from_proto(activity) == RankActivity(7, 0.0, 0.0, 90)
 
 

@@ -39,19 +39,21 @@ async def _unary_failure(raised: Exception) -> tuple[grpc.StatusCode, str, str]:
 
 
 async def test_epoch_error_over_two_calls_keeps_its_cause() -> None:
-    told = EpochEndedError(cause="position", detail="slot 3: expected position 1, got 2")
+    error = EpochEndedError(cause="position", detail="slot 3: expected position 1, got 2")
     for who in ("stage 1", "stage 0"):
 
-        async def handler(request: bytes, context: Context, told: EpochEndedError = told) -> bytes:
-            raise told
+        async def handler(
+            request: bytes, context: Context, error: EpochEndedError = error
+        ) -> bytes:
+            raise error
 
         async with serving("Call", grpc.unary_unary_rpc_method_handler(handler)) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary("/test/Call")(b"", timeout=10)
-        told = epoch_error_from_rpc(caught.value, who)
+        error = epoch_error_from_rpc(caught.value, who)
 
-    assert told.cause == "position"
-    assert told.detail == "stage 0: stage 1: slot 3: expected position 1, got 2"
+    assert error.cause == "position"
+    assert error.detail == "stage 0: stage 1: slot 3: expected position 1, got 2"
 
 
 def test_end_of_an_epoch_whose_status_grpc_has_hidden_is_no_more_than_a_closed_stream() -> None:

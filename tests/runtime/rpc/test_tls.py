@@ -1,4 +1,4 @@
-"""Certificates on the mesh's links: who is let in, who is refused, and what is said about it."""
+"""Certificates on the mesh's links: accepted and refused peers, and the reasons."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

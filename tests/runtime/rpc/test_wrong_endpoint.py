@@ -1,4 +1,4 @@
-"""What gRPC says of a wrong port is understood: real servers that speak something else."""
+"""Calls to a wrong port are recognised: real servers of other protocols."""
 
 import asyncio
 from collections.abc import AsyncIterator

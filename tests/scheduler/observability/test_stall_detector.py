@@ -40,7 +40,9 @@ def test_work_after_idle_has_the_full_timeout() -> None:
     watchdog.moved(0.0)
     assert watchdog.seconds_left(IDLE, now=50.0) is None
     assert watchdog.seconds_left(STUCK, now=60.0) == 10.0
-    assert watchdog.seconds_left(STUCK, now=64.0) == 6.0  # woken in between, by a client say
+    assert (
+        watchdog.seconds_left(STUCK, now=64.0) == 6.0
+    )  # woken in between, for example by a client
 
 
 def test_result_restarts_the_timeout() -> None:

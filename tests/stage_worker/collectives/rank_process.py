@@ -85,13 +85,13 @@ def connect_to_one_that_is_gone(group: RankGroup) -> object:
         connecting.set()
         make(path, made)
 
-    def tell() -> None:
+    def report() -> None:
         connecting.wait()
         aborted_at.append(time.monotonic())
         group.abort(EpochEndedError(cause="sender_gone", detail="a stream broke"))
 
     group._make = make_and_say_so  # type: ignore[method-assign]
-    threading.Thread(target=tell).start()
+    threading.Thread(target=report).start()
     try:
         group.agree(Step(0), None)
     except EpochEndedError as error:

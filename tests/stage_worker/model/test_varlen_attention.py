@@ -1,4 +1,4 @@
-"""The one-call attention of CUDA devices and its graphs, as far as a CPU can tell.
+"""The one-call attention of CUDA devices and its graphs, as far as a CPU can test them.
 
 The kernel is written out (`varlen_reference.py`), a graph computes anew; plans, tables, windows and
 padding are the real ones, and Transformers is the reference.

@@ -20,22 +20,22 @@ VALID = tuple(encode_frame(make_frame(step, tokens)) for step in (0, 1) for toke
 FRAMES_AN_EXAMPLE = 20
 
 
-def spoiled(data: bytes, chance: random.Random) -> bytes:
+def corrupted(data: bytes, chance: random.Random) -> bytes:
     """A frame with some bytes changed, removed or added."""
-    spoiled = bytearray(data)
+    corrupted = bytearray(data)
     for _ in range(chance.randint(0, 4)):
-        place = chance.randrange(len(spoiled) + 1)
+        place = chance.randrange(len(corrupted) + 1)
         match chance.randrange(4):
             case 0:
-                spoiled[place : place + 1] = chance.randbytes(1)
+                corrupted[place : place + 1] = chance.randbytes(1)
             case 1:
-                del spoiled[place : place + chance.randint(1, 8)]
+                del corrupted[place : place + chance.randint(1, 8)]
             case 2:
-                spoiled[place:place] = chance.randbytes(chance.randint(1, 12))
+                corrupted[place:place] = chance.randbytes(chance.randint(1, 12))
             case _:
                 # The largest possible length or number.
-                spoiled[place:place] = b"\xff\xff\xff\xff\x0f"
-    return bytes(spoiled)
+                corrupted[place:place] = b"\xff\xff\xff\xff\x0f"
+    return bytes(corrupted)
 
 
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -58,7 +58,7 @@ def test_random_frames_are_refused_or_accepted_within_the_memory_limit(
         receiver = make_receiver(PLAN)
         sender = None
         for index in range(FRAMES_AN_EXAMPLE):
-            data = garbage if index == 0 else spoiled(chance.choice(VALID), chance)
+            data = garbage if index == 0 else corrupted(chance.choice(VALID), chance)
             try:
                 frame = decode_frame(data)
                 _check_views(frame, data)

@@ -1,4 +1,4 @@
-"""`stagemesh chat` against an API that says what it was told."""
+"""`stagemesh chat` against an API that echoes the conversation."""
 
 import asyncio
 import io
@@ -26,8 +26,8 @@ class API:
         messages = request.prompts[0].chat.messages
         if messages[-1].content == "full":
             raise QueueFullError(num_waiting=3, limit=3)
-        said = " ".join(f"{message.role[0]}:{message.content}" for message in messages)
-        for piece in ("[", said, "]"):
+        conversation = " ".join(f"{message.role[0]}:{message.content}" for message in messages)
+        for piece in ("[", conversation, "]"):
             yield inference_pb2.InferResponse(text=piece)
 
     async def GetState(  # noqa: N802

@@ -1,4 +1,4 @@
-"""`stagemesh keys add` and the options that say who may use the APIs."""
+"""`stagemesh keys add` and the options that control access to the APIs."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_keys_add_prints_the_key_alone_and_keeps_its_hash(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         (("--api-keys", "k", "--allow-anonymous"), "contradicts"),
         (("--protect-state",), "without --api-keys"),
@@ -38,15 +38,15 @@ def test_keys_add_prints_the_key_alone_and_keeps_its_hash(
     ],
 )
 def test_access_options_that_contradict_each_other_are_refused(
-    options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         app(("serve", "m", *options))
-    assert says in " ".join(capsys.readouterr().err.split())
+    assert expected in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         (("--http", "0.0.0.0:0"), "--allow-anonymous"),
         (("--grpc", "[::]:0"), "--api-keys FILE"),
@@ -54,10 +54,10 @@ def test_access_options_that_contradict_each_other_are_refused(
     ],
 )
 def test_serve_with_a_api_for_anybody_or_without_its_keys_is_refused_at_once(
-    options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     addresses = {"--http": "127.0.0.1:0", "--grpc": "127.0.0.1:0", "--mesh": "127.0.0.1:0"}
     addresses |= {options[0]: options[1]}
     arguments = [word for pair in addresses.items() for word in pair]
     assert run_main("serve", "no-such-model", *arguments) == 1
-    assert says in capsys.readouterr().err
+    assert expected in capsys.readouterr().err

@@ -11,7 +11,7 @@ from runtime.errors import InvalidRequestError
 from stagemesh.faults.fault_proxy import NO_FAULTS, FaultProxy, Faults, OneShotFault, parse_command
 
 MESSAGE = bytes(range(256)) * 4
-# Long enough to be told from none; whatever waits for it ends as soon as it can.
+# Long enough to be measurable; everything that waits for it ends as soon as it can.
 A_WHILE = 0.2
 
 
