@@ -9,7 +9,7 @@ kill comes in the phase whatever the machine does.
 from collections.abc import Callable
 
 from stagemesh.faults.fault_proxy import Faults
-from tests.faults.asking import LONG, REQUESTS, asking, disturbed, request_of
+from tests.faults.asking import LONG, REQUESTS, asking, disturbed, request_of, undisturbed
 from tests.faults.cluster import Cluster, Place
 
 # Of the 384 kB that the long prompt's activation has between two stages, 16 kB a chunk.
@@ -82,7 +82,11 @@ PHASES: dict[str, Callable[[Cluster, Place], None]] = {
 
 
 def hold_prefill(cluster: Cluster, bytes_per_second: float, replica: int = 0) -> None:
-    """Slows the way to the second stage down, so that a long prompt takes its time."""
+    """Throttles the link to the second stage, so that the prefill of `LONG_PROMPT` takes seconds.
+
+    The undisturbed answer is computed first: its bytes would pass for those of the test's request.
+    """
+    undisturbed(cluster, LONG_PROMPT)
     faults = Faults(bytes_per_second=bytes_per_second)
     for rank in range(cluster.layout.tp[1]):
         cluster.worker_at(Place(1, rank, replica)).frames.set(faults)
