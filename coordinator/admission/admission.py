@@ -80,8 +80,8 @@ class Admission:
     async def generate(
         self,
         request: GenerationRequest,
-        tenant: Tenant = ANONYMOUS,
-        api: str = "grpc",
+        tenant: Tenant,
+        api: str,
         timeout_seconds: float | None = None,
         is_late: Callable[[], bool] = lambda: False,
     ) -> AsyncIterator[OutputStream]:

@@ -9,7 +9,8 @@ from typing import TypeVar, cast
 
 from coordinator.tokenization.tokenizer import Tokenizer
 from runtime.checkpoints.checkpoint import Checkpoint
-from runtime.checkpoints.model_store import ProgressFn, resolve_model, served_name
+from runtime.checkpoints.model_store import resolve_model, served_name
+from runtime.checkpoints.progress import ProgressFn
 from runtime.model_config.model_config import ModelConfig, load_model_config
 
 T = TypeVar("T")

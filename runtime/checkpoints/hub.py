@@ -11,7 +11,7 @@ import huggingface_hub
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils.tqdm import tqdm
 
-from runtime.checkpoints.model_store import ProgressFn
+from runtime.checkpoints.progress import ProgressFn
 from runtime.errors import ModelNotFoundError
 
 # The error class of the HTTP library that the installed huggingface_hub uses.

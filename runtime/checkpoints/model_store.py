@@ -9,17 +9,14 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from filelock import FileLock, Timeout
 
 from runtime.checkpoints.checkpoint import sample_digest
+from runtime.checkpoints.progress import ProgressFn
 from runtime.errors import CacheError, CheckpointError, ModelNotFoundError
-
-# The activity, bytes done, total bytes; both are 0 while unknown.
-ProgressFn = Callable[[str, int, int], None]
 
 BUNDLED_MODEL: Final = "smollm2"
 
@@ -50,9 +47,8 @@ def resolve_model(model: str, *, progress: ProgressFn | None = None) -> Path:
     report = progress or _silent
     found = find_model(model)
     if found is None:
-        from runtime.checkpoints.hub import (
-            download_model,  # here, because its import takes half a second
-        )
+        # Imported here, because it takes half a second.
+        from runtime.checkpoints.hub import download_model
 
         return _checked_folder(model, download_model(model, report))
     return found if found.is_dir() else _converted(found, report)

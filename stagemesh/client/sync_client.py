@@ -173,9 +173,9 @@ class Client:
             while (item := self._run(next_item())) is not None:
                 yield item
         finally:
-            self._close_abandoned(close_stream())
+            self._close_stream(close_stream())
 
-    def _close_abandoned(self, closing: Coroutine[Any, Any, None]) -> None:
+    def _close_stream(self, closing: Coroutine[Any, Any, None]) -> None:
         """Closes a stream and waits for it, except where that could not end.
 
         The garbage collector may drop a stream in any thread: in one that submits a call, so this

@@ -83,6 +83,7 @@ def _run(arguments: list[str], env: dict[str, str], folder: Path) -> NoReturn:
     from stagemesh.__main__ import main
 
     signal.alarm(int(START_SECONDS))
+    os.environ.clear()
     os.environ.update(env)
     for descriptor, (name, mode) in enumerate(
         (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY))

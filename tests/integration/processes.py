@@ -110,7 +110,7 @@ def run_command(
     *arguments: str, env: Mapping[str, str] | None = None, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Runs `stagemesh ARGUMENTS` to its end."""
-    return fork_server().run(arguments, env or {}, stdin)
+    return fork_server().run(arguments, os.environ | (env or {}), stdin)
 
 
 def until(client: Client, is_so: Callable[[MeshState], bool]) -> MeshState:
