@@ -1,9 +1,10 @@
 """The declarations of all Prometheus metrics: one prefix, base units, bounded labels.
 
-It never measures. A process makes its class once, over its own registry, and sets the values.
-Longer than other files, because all declarations stand in one place.
+Nothing is measured here: a process makes its class once, over its own registry, and sets the
+values. Longer than other files, because all declarations are in one place.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import (
@@ -36,6 +37,34 @@ _HOP_BUCKETS: Final = (
 )
 _LAG_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _STAGE: Final = ("replica", "stage")
+_LINK: Final = ("replica", "link")
+
+
+class _Registrar:
+    """Makes metrics of one registry; `labels` are the names of their labels."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        """Declares a gauge."""
+        return Gauge(name, documentation, labels, NAMESPACE, registry=self._registry)
+
+    def counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        """Declares a counter, which is exposed as `NAME_total`."""
+        return Counter(f"{name}_total", documentation, labels, NAMESPACE, registry=self._registry)
+
+    def histogram(
+        self, name: str, documentation: str, buckets: Sequence[float], *labels: str
+    ) -> Histogram:
+        """Declares a histogram with the upper bounds `buckets`."""
+        return Histogram(
+            name, documentation, labels, NAMESPACE, registry=self._registry, buckets=buckets
+        )
+
+    def info(self, name: str, documentation: str, *labels: str) -> Info:
+        """Declares an info metric, which is exposed as `NAME_info`."""
+        return Info(name, documentation, labels, NAMESPACE, registry=self._registry)
 
 
 class ProcessMetrics:
@@ -45,31 +74,17 @@ class ProcessMetrics:
         self.registry = registry
         # CPU seconds, resident memory and open files, where the system reports them.
         ProcessCollector(namespace=NAMESPACE, registry=registry)
-        build = Info("build", "What runs here.", (), NAMESPACE, registry=registry)
-        build.info(
-            {"process": process, "version": VERSION, "protocol_version": str(PROTOCOL_VERSION)}
+        new = _Registrar(registry)
+        build = {"process": process, "version": VERSION, "protocol_version": str(PROTOCOL_VERSION)}
+        new.info("build", "The running build.").info(build)
+        self.grpc_calls = new.counter(
+            "grpc_calls", "Ended calls of gRPC methods, by status.", "method", "code"
         )
-        self.grpc_calls = Counter(
-            "grpc_calls_total",
-            "Calls of gRPC methods that are over, by the status that they ended with.",
-            ("method", "code"),
-            NAMESPACE,
-            registry=registry,
+        self.grpc_calls_running = new.gauge(
+            "grpc_calls_running", "Running calls of gRPC methods.", "method"
         )
-        self.grpc_calls_running = Gauge(
-            "grpc_calls_running",
-            "Calls of gRPC methods that go on.",
-            ("method",),
-            NAMESPACE,
-            registry=registry,
-        )
-        self.event_loop_lag = Histogram(
-            "event_loop_lag_seconds",
-            "How late a timer of the event loop was served.",
-            (),
-            NAMESPACE,
-            registry=registry,
-            buckets=_LAG_BUCKETS,
+        self.event_loop_lag = new.histogram(
+            "event_loop_lag_seconds", "Delay of a timer of the event loop.", _LAG_BUCKETS
         )
 
 
@@ -78,33 +93,31 @@ class WorkerMetrics(ProcessMetrics):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry, "worker")
-
-        def gauge(name: str, documentation: str, labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"worker_{name}", documentation, labels, NAMESPACE, registry=registry)
-
-        def counter(name: str, documentation: str) -> Counter:
-            return Counter(f"worker_{name}_total", documentation, (), NAMESPACE, registry=registry)
-
-        self.joined = gauge("joined", "1 while the worker is in a mesh.")
-        self.state = gauge("state", "1 for the state that the worker is in.", ("state",))
-        self.layers = gauge("layers", "Layers that the worker holds.")
-        self.weights = gauge("weights_bytes", "Weights that the worker holds.")
-        self.kv_blocks = gauge("kv_blocks", "KV blocks by state, used or free.", ("state",))
-        self.slots_used = gauge("slots_used", "Open slots.")
-        self.compute_seconds = counter("compute_seconds", "The device computed steps.")
-        self.wait_seconds = counter(
-            "wait_seconds", "Of the time of computing: it waited for the stage's other ranks."
+        new = _Registrar(registry)
+        self.joined = new.gauge("worker_joined", "1 while the worker is in a mesh.")
+        self.state = new.gauge("worker_state", "1 for the worker's current state.", "state")
+        self.layers = new.gauge("worker_layers", "Loaded layers.")
+        self.weights = new.gauge("worker_weights_bytes", "Loaded weights.")
+        self.kv_blocks = new.gauge("worker_kv_blocks", "KV blocks, used or free.", "state")
+        self.slots_used = new.gauge("worker_slots_used", "Open slots.")
+        self.compute_seconds = new.counter(
+            "worker_compute_seconds", "Time in which the device computed steps."
         )
-        self.sent_bytes = counter("sent_bytes", "This rank sent to the next stage.")
-        self.device_utilization = gauge(
-            "device_utilization_ratio",
-            "Part of the time in which the device, or the host of a CPU, was busy.",
+        self.wait_seconds = new.counter(
+            "worker_wait_seconds", "Part of the compute time spent waiting for the stage's ranks."
         )
-        self.device_memory = gauge(
-            "device_memory_bytes", "The device's memory by state, used or free.", ("state",)
+        self.sent_bytes = new.counter("worker_sent_bytes", "Bytes sent to the next stage.")
+        self.device_utilization = new.gauge(
+            "worker_device_utilization_ratio",
+            "Share of the time in which the device, or the host for CPUs, was busy.",
         )
-        self.device_power = gauge("device_power_watts", "What the device draws.")
-        self.device_temperature = gauge("device_temperature_celsius", "How hot the device is.")
+        self.device_memory = new.gauge(
+            "worker_device_memory_bytes", "Memory of the device, used or free.", "state"
+        )
+        self.device_power = new.gauge("worker_device_power_watts", "Power of the device.")
+        self.device_temperature = new.gauge(
+            "worker_device_temperature_celsius", "Temperature of the device."
+        )
 
 
 class CoordinatorMetrics(ProcessMetrics):
@@ -117,296 +130,225 @@ class CoordinatorMetrics(ProcessMetrics):
     def __init__(self, registry: CollectorRegistry, tpot_seconds: float | None = None) -> None:
         """The target `tpot_seconds` becomes a bucket edge, so that its attainment is exact."""
         super().__init__(registry, "coordinator")
-        self._declare_requests(registry)
-        self._declare_latencies(registry, tpot_seconds)
-        self._declare_replicas(registry)
-        self._declare_stages(registry)
-        self._declare_scheduler(registry)
+        new = _Registrar(registry)
+        self._declare_requests(new)
+        self._declare_latencies(new, tpot_seconds)
+        self._declare_steps(new)
+        self._declare_replicas(new)
+        self._declare_stages(new)
+        self._declare_scheduler(new)
 
-    def _declare_requests(self, registry: CollectorRegistry) -> None:
-        self.requests_running = Gauge(
-            "requests_running", "Sequences that hold a slot.", (), NAMESPACE, registry=registry
+    def _declare_requests(self, new: _Registrar) -> None:
+        self.requests_running = new.gauge("requests_running", "Sequences with a slot.")
+        self.requests_waiting = new.gauge("requests_waiting", "Sequences in the queue.")
+        self.requests = new.counter("requests", "Prompts that ended.", "api", "reason")
+        self.requests_rejected = new.counter(
+            "requests_rejected", "Requests that were not admitted.", "api", "reason"
         )
-        self.requests_waiting = Gauge(
-            "requests_waiting", "Sequences in the queue.", (), NAMESPACE, registry=registry
+        self.http_requests = new.counter(
+            "http_requests", "Responses of the HTTP API.", "route", "status"
         )
-        self.requests = Counter(
-            "requests_total",
-            "Prompts that ended.",
-            ("api", "reason"),
-            NAMESPACE,
-            registry=registry,
-        )
-        self.requests_rejected = Counter(
-            "requests_rejected_total",
-            "Requests that were not admitted.",
-            ("api", "reason"),
-            NAMESPACE,
-            registry=registry,
-        )
-        self.http_requests = Counter(
-            "http_requests_total",
-            "Exchanges of the HTTP API, by the route and the answer's status.",
-            ("route", "status"),
-            NAMESPACE,
-            registry=registry,
-        )
-        self.prompt_tokens = Counter(
-            "prompt_tokens_total", "Prompt tokens admitted.", (), NAMESPACE, registry=registry
-        )
-        self.generated_tokens = Counter(
-            "generated_tokens_total", "Tokens generated.", (), NAMESPACE, registry=registry
-        )
+        self.prompt_tokens = new.counter("prompt_tokens", "Admitted prompt tokens.")
+        self.generated_tokens = new.counter("generated_tokens", "Generated tokens.")
 
-    # Longer than other functions: a list of declarations.
-    def _declare_latencies(self, registry: CollectorRegistry, tpot_seconds: float | None) -> None:
+    def _declare_latencies(self, new: _Registrar, tpot_seconds: float | None) -> None:
         targets = () if tpot_seconds is None else (tpot_seconds,)
-        per_token_buckets = tuple(sorted({*_PER_TOKEN_BUCKETS, *targets}))
-
-        def histogram(name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, documentation, (), NAMESPACE, registry=registry, buckets=buckets)
-
-        self.time_to_first_token = histogram(
+        per_token_buckets = sorted({*_PER_TOKEN_BUCKETS, *targets})
+        self.time_to_first_token = new.histogram(
             "time_to_first_token_seconds",
             "From a prompt's arrival to its first token.",
             _FIRST_TOKEN_BUCKETS,
         )
-        self.time_per_output_token = histogram(
+        self.time_per_output_token = new.histogram(
             "time_per_output_token_seconds",
             "Mean time between the tokens of one prompt after the first.",
             per_token_buckets,
         )
-        self.inter_token_latency = histogram(
+        self.inter_token_latency = new.histogram(
             "inter_token_latency_seconds",
             "From one token of a prompt to its next.",
             per_token_buckets,
         )
-        self.request_seconds = histogram(
+        self.request_seconds = new.histogram(
             "request_seconds", "From a prompt's arrival to its end.", _REQUEST_BUCKETS
         )
-        self.queue_seconds = histogram(
+        self.queue_seconds = new.histogram(
             "queue_seconds", "From a prompt's arrival to its first step.", _FIRST_TOKEN_BUCKETS
         )
-        self.prefill_seconds = histogram(
+        self.prefill_seconds = new.histogram(
             "prefill_seconds",
             "From a prompt's first step to its first token.",
             _FIRST_TOKEN_BUCKETS,
         )
-        self.decode_seconds = histogram(
+        self.decode_seconds = new.histogram(
             "decode_seconds", "From a prompt's first token to its end.", _REQUEST_BUCKETS
         )
-        self.prompt_length = histogram(
+        self.prompt_length = new.histogram(
             "request_prompt_tokens", "Tokens of finished prompts.", _LENGTH_BUCKETS
         )
-        self.generation_length = histogram(
-            "request_generation_tokens", "Tokens generated for finished prompts.", _LENGTH_BUCKETS
+        self.generation_length = new.histogram(
+            "request_generation_tokens", "Generated tokens of finished prompts.", _LENGTH_BUCKETS
         )
 
-    # Longer than other functions: a list of declarations.
-    def _declare_replicas(self, registry: CollectorRegistry) -> None:
-        replica = ("replica",)
-        self.steps = Counter(
-            "steps_total", "Steps whose tokens came back.", replica, NAMESPACE, registry=registry
-        )
-        # The same microbatches pass all stages.
-        self.step_tokens = Histogram(
+    def _declare_steps(self, new: _Registrar) -> None:
+        self.steps = new.counter("steps", "Steps whose result arrived.", "replica")
+        # All stages compute the same microbatches.
+        self.step_tokens = new.histogram(
             "step_tokens",
-            "Tokens of one microbatch: prefill, those of prompts' chunks; decode, one a sequence.",
-            ("replica", "phase"),
-            NAMESPACE,
-            registry=registry,
-            buckets=_LENGTH_BUCKETS,
+            "Tokens of one microbatch: prefill chunks, or one per decoding sequence.",
+            _LENGTH_BUCKETS,
+            "replica",
+            "phase",
         )
-        self.step_sequences = Histogram(
+        self.step_sequences = new.histogram(
             "step_sequences",
             "Sequences of one microbatch, by phase.",
-            ("replica", "phase"),
-            NAMESPACE,
-            registry=registry,
-            buckets=_LENGTH_BUCKETS[:12],
+            _LENGTH_BUCKETS[:12],
+            "replica",
+            "phase",
         )
-        self.preemptions = Counter(
-            "preemptions_total",
-            "Sequences that lost their KV blocks and were put back in line.",
-            replica,
-            NAMESPACE,
-            registry=registry,
+        self.preemptions = new.counter(
+            "preemptions", "Sequences that lost their KV blocks and were queued again.", "replica"
         )
-        self.prefix_queried_tokens = Counter(
-            "prefix_cache_queried_tokens_total",
-            "Tokens of sequences that got a slot, new or again.",
-            replica,
-            NAMESPACE,
-            registry=registry,
+        self.prefix_queried_tokens = new.counter(
+            "prefix_cache_queried_tokens",
+            "Tokens of sequences that got a slot, after a preemption again.",
+            "replica",
         )
-        self.prefix_hit_tokens = Counter(
-            "prefix_cache_hit_tokens_total",
-            "Those of them that the KV cache held already.",
-            replica,
-            NAMESPACE,
-            registry=registry,
+        self.prefix_hit_tokens = new.counter(
+            "prefix_cache_hit_tokens", "Queried tokens that the KV cache held.", "replica"
         )
-        self.steps_in_flight = Gauge(
-            "steps_in_flight", "Steps on their way.", replica, NAMESPACE, registry=registry
+        self.steps_in_flight = new.gauge("steps_in_flight", "Steps without a result.", "replica")
+        self.free_credits = new.gauge(
+            "free_credits", "Steps that stage 0 accepts now; at 0 the coordinator waits.", "replica"
         )
-        self.epochs = Counter(
-            "epochs_total", "Epochs that were opened.", replica, NAMESPACE, registry=registry
-        )
-        self.epoch_ends = Counter(
-            "epoch_ends_total",
-            "Epochs that ended, by the failure that ended them.",
-            ("replica", "cause"),
-            NAMESPACE,
-            registry=registry,
-        )
-        self.recovery_seconds = Histogram(
+
+    def _declare_replicas(self, new: _Registrar) -> None:
+        self.epochs = new.counter("epochs", "Opened epochs.", "replica")
+        self.epoch_ends = new.counter("epoch_ends", "Ended epochs, by cause.", "replica", "cause")
+        self.recovery_seconds = new.histogram(
             "recovery_seconds",
-            "From the end of serving until requests are served again, by what ended it.",
-            ("replica", "cause"),
-            NAMESPACE,
-            registry=registry,
-            buckets=_REQUEST_BUCKETS,
+            "From the end of serving until requests are served again, by cause of the end.",
+            _REQUEST_BUCKETS,
+            "replica",
+            "cause",
         )
-        self.replica_requests = Counter(
-            "replica_requests_total",
-            "Prompts that ended, by the replica that had them last.",
-            replica,
-            NAMESPACE,
-            registry=registry,
+        self.replica_requests = new.counter(
+            "replica_requests", "Prompts that ended, by their last replica.", "replica"
         )
-        self.handovers = Counter(
-            "handovers_total",
-            "Prompts that another replica went on with.",
-            replica,
-            NAMESPACE,
-            registry=registry,
+        self.handovers = new.counter(
+            "handovers", "Prompts that another replica continued.", "replica"
         )
-        self.replica_serving = Gauge(
-            "replica_serving", "1 while requests are served.", replica, NAMESPACE, registry=registry
+        self.replica_serving = new.gauge(
+            "replica_serving", "1 while requests are served.", "replica"
         )
-        self.workers = Gauge(
-            "workers", "Workers in the mesh, by state.", ("state",), NAMESPACE, registry=registry
+        self.workers = new.gauge("workers", "Workers in the mesh, by state.", "state")
+        self.kv_blocks = new.gauge("kv_blocks", "KV blocks by state.", "replica", "state")
+        self.kv_utilization = new.gauge(
+            "kv_cache_utilization_ratio", "Share of the KV blocks in use.", "replica"
         )
-        self.kv_blocks = Gauge(
-            "kv_blocks",
-            "KV blocks by state.",
-            ("replica", "state"),
-            NAMESPACE,
-            registry=registry,
-        )
-        self.kv_utilization = Gauge(
-            "kv_cache_utilization_ratio",
-            "Part of the KV blocks that is used.",
-            replica,
-            NAMESPACE,
-            registry=registry,
-        )
+        self.cache_config = new.info("cache_config", "The KV cache of a replica.", "replica")
 
-        self.cache_config = Info(
-            "cache_config", "The KV cache of a replica.", replica, NAMESPACE, registry=registry
+    def _declare_stages(self, new: _Registrar) -> None:
+        self.stage_compute_seconds = new.counter(
+            "stage_compute_seconds", "Time in which the device computed steps.", *_STAGE
         )
-        self.free_credits = Gauge(
-            "free_credits",
-            "Steps that stage 0 would take now; with none free, the coordinator waits.",
-            replica,
-            NAMESPACE,
-            registry=registry,
+        self.stage_idle_seconds = new.counter(
+            "stage_idle_seconds", "Time in which the device waited for a step.", *_STAGE
         )
-
-    def _declare_stages(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, documentation: str) -> Counter:
-            return Counter(
-                f"stage_{name}_total", documentation, _STAGE, NAMESPACE, registry=registry
-            )
-
-        self.stage_compute_seconds = counter("compute_seconds", "The device computed steps.")
-        self.stage_idle_seconds = counter("idle_seconds", "The device waited for a step.")
-        self.stage_receive_seconds = counter("receive_seconds", "First to last frame of steps.")
-        self.stage_queue_seconds = counter("queue_seconds", "Steps waited for the device.")
-        self.stage_send_seconds = counter("send_seconds", "Output ready to last frame written.")
-        self.stage_send_hidden_seconds = counter(
-            "send_hidden_seconds", "Part of the sending during which the device computed."
+        self.stage_receive_seconds = new.counter(
+            "stage_receive_seconds", "From a step's first to its last frame.", *_STAGE
         )
-        self.stage_up = Gauge(
-            "stage_up", "1 while the stage serves.", _STAGE, NAMESPACE, registry=registry
+        self.stage_queue_seconds = new.counter(
+            "stage_queue_seconds", "Time in which steps waited for the device.", *_STAGE
         )
-        self.stage_layers = Gauge(
-            "stage_layers", "Layers of the stage.", _STAGE, NAMESPACE, registry=registry
+        self.stage_send_seconds = new.counter(
+            "stage_send_seconds", "From a step's output to its last frame written.", *_STAGE
         )
-        self.hop_seconds = Histogram(
+        self.stage_send_hidden_seconds = new.counter(
+            "stage_send_hidden_seconds", "Part of the send time that overlapped compute.", *_STAGE
+        )
+        self.stage_up = new.gauge("stage_up", "1 while the stage serves.", *_STAGE)
+        self.stage_layers = new.gauge("stage_layers", "Layers of the stage.", *_STAGE)
+        self.hop_seconds = new.histogram(
             "hop_seconds",
-            "A step's output ready to its last frame written; `link` is as 0-1.",
-            ("replica", "link"),
-            NAMESPACE,
-            registry=registry,
-            buckets=_HOP_BUCKETS,
+            "From a step's output to its last frame written; `link` is as 0-1.",
+            _HOP_BUCKETS,
+            *_LINK,
         )
-        self.hop_bytes = Counter(
-            "hop_bytes_total",
-            "Bytes that rank 0 sent over the link.",
-            ("replica", "link"),
-            NAMESPACE,
-            registry=registry,
+        self.hop_bytes = new.counter("hop_bytes", "Bytes that rank 0 sent over the link.", *_LINK)
+        self.stage_sent_frames = new.counter(
+            "stage_sent_frames", "Frames that rank 0 sent to the next stage.", *_STAGE
         )
-        self.stage_sent_frames = counter("sent_frames", "Frames that rank 0 sent onwards.")
 
     # Longer than other functions: a list of declarations.
-    def _declare_scheduler(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, documentation: str, labels: tuple[str, ...] = ("replica",)) -> Gauge:
-            return Gauge(f"scheduler_{name}", documentation, labels, NAMESPACE, registry=registry)
-
-        self.scheduler_steps_in_flight_target = gauge(
-            "steps_in_flight_target", "Microbatches that the policy lets be in flight."
+    def _declare_scheduler(self, new: _Registrar) -> None:
+        self.scheduler_steps_in_flight_target = new.gauge(
+            "scheduler_steps_in_flight_target", "The policy's limit of steps in flight.", "replica"
         )
-        self.scheduler_target_seconds = gauge(
-            "target_seconds", "What a microbatch may take on the slowest stage."
+        self.scheduler_target_seconds = new.gauge(
+            "scheduler_target_seconds", "Target time of a step on the slowest stage.", "replica"
         )
-        self.scheduler_target_tokens = gauge(
-            "target_tokens", "Tokens that a microbatch is to carry."
+        self.scheduler_target_tokens = new.gauge(
+            "scheduler_target_tokens", "Target tokens of a microbatch.", "replica"
         )
-        self.scheduler_planned_seconds = gauge(
-            "planned_seconds", "A step's predicted time on the slowest stage, recent mean."
+        self.scheduler_planned_seconds = new.gauge(
+            "scheduler_planned_seconds",
+            "A step's predicted time on the slowest stage, recent mean.",
+            "replica",
         )
-        self.scheduler_actual_seconds = gauge(
-            "actual_seconds", "A step's measured time on the slowest stage, recent mean."
+        self.scheduler_actual_seconds = new.gauge(
+            "scheduler_actual_seconds",
+            "A step's measured time on the slowest stage, recent mean.",
+            "replica",
         )
-        self.scheduler_overhead_seconds = gauge(
-            "overhead_seconds", "A step's round trip besides queues and compute, recent mean."
+        self.scheduler_overhead_seconds = new.gauge(
+            "scheduler_overhead_seconds",
+            "A step's round trip without queues and compute, recent mean.",
+            "replica",
         )
-        self.scheduler_prediction_error = gauge(
-            "prediction_error_ratio", "Recent relative error of predictions on the worst stage."
+        self.scheduler_prediction_error = new.gauge(
+            "scheduler_prediction_error_ratio",
+            "Recent relative error of predictions on the worst stage.",
+            "replica",
         )
-        self.scheduler_warmup = gauge("warmup", "1 while predictions are not trusted yet.")
-        self.scheduler_fallback = gauge(
-            "fallback", "1 while predictions are too far off, and throttle decides."
+        self.scheduler_warmup = new.gauge(
+            "scheduler_warmup", "1 while predictions are not used yet.", "replica"
         )
-        self.scheduler_limit_ratio = gauge(
-            "limit_ratio",
-            "Measured over possible: throughput, occupancy, tpot, ttft.",
-            ("replica", "limit"),
+        self.scheduler_fallback = new.gauge(
+            "scheduler_fallback",
+            "1 while the policy throttle decides, since predictions are too far off.",
+            "replica",
         )
-        self.scheduler_stage_error = gauge(
-            "stage_error_ratio", "Recent relative error of a stage's predictions.", _STAGE
+        self.scheduler_limit_ratio = new.gauge(
+            "scheduler_limit_ratio",
+            "Measured relative to the limit: throughput, occupancy, tpot, ttft.",
+            "replica",
+            "limit",
         )
-        self.scheduler_stage_resets = gauge(
-            "stage_resets", "How often a stage's times jumped in this epoch.", _STAGE
+        self.scheduler_stage_error = new.gauge(
+            "scheduler_stage_error_ratio",
+            "Recent relative error of a stage's predictions.",
+            *_STAGE,
         )
-        self.scheduler_stage_cost = gauge(
-            "stage_cost_seconds",
+        self.scheduler_stage_resets = new.gauge(
+            "scheduler_stage_resets", "Jumps of a stage's times in this epoch.", *_STAGE
+        )
+        self.scheduler_stage_cost = new.gauge(
+            "scheduler_stage_cost_seconds",
             "Coefficients of a stage's cost model, in seconds per unit of each.",
-            (*_STAGE, "coefficient"),
+            *_STAGE,
+            "coefficient",
         )
-        self.scheduler_bubble_seconds = Counter(
-            "scheduler_bubble_seconds_total",
-            "Stages stood idle: starved, fill, imbalance, exposed_send, coordinator.",
-            ("replica", "cause"),
-            NAMESPACE,
-            registry=registry,
+        self.scheduler_bubble_seconds = new.counter(
+            "scheduler_bubble_seconds",
+            "Idle time of stages: starved, fill, imbalance, exposed_send, coordinator.",
+            "replica",
+            "cause",
         )
-        self.scheduler_decisions = Counter(
-            "scheduler_decisions_total",
-            "The policy decided: cycles, more_in_flight, fewer_in_flight, fallbacks.",
-            ("replica", "decision"),
-            NAMESPACE,
-            registry=registry,
+        self.scheduler_decisions = new.counter(
+            "scheduler_decisions",
+            "Decisions of the policy: cycles, more_in_flight, fewer_in_flight, fallbacks.",
+            "replica",
+            "decision",
         )
