@@ -227,6 +227,8 @@ def _check_prompt(prompt: Prompt, index: int, vocab_size: int) -> None:
             raise EmptyPromptError(index=index)
         check_chat(prompt)
     if isinstance(prompt, TokenIds):
+        if not prompt.ids:
+            raise EmptyPromptError(index=index)
         check_token_ids(prompt.ids, vocab_size)
 
 

@@ -129,7 +129,10 @@ def prompt_to_proto(prompt: Prompt) -> inference_pb2.Prompt:
 
 
 def prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
-    """One prompt; a message without input is an empty text."""
+    """One prompt; a message without input has no tokens.
+
+    It is no empty text: a tokenizer may start a text with a token of its own.
+    """
     match message.WhichOneof("input"):
         case "chat":
             chat = message.chat
@@ -140,8 +143,10 @@ def prompt_from_proto(message: inference_pb2.Prompt) -> Prompt:
             )
         case "token_ids":
             return TokenIds(tuple(message.token_ids.ids))
-        case _:
+        case "text":
             return message.text
+        case _:
+            return TokenIds(())
 
 
 def _constraint_to_proto(

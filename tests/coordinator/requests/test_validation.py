@@ -71,6 +71,7 @@ def test_check_sampling_out_of_range_names_the_field(field: str, sampling: Sampl
     [
         replace(GOOD, prompts=()),
         replace(GOOD, prompts=GOOD.prompts * 5),
+        replace(GOOD, prompts=(TokenIds(()),)),
         replace(GOOD, prompts=(TokenIds((100,)),)),
         replace(GOOD, prompts=(TokenIds((-1,)),)),
         replace(GOOD, model="other"),

@@ -95,8 +95,14 @@ def test_structured_output_through_the_codec_is_the_same(output: StructuredOutpu
     assert request_from_proto(request_to_proto(request), "") == request
 
 
+def test_request_from_proto_distinguishes_no_input_from_an_empty_text() -> None:
+    prompts = [inference_pb2.Prompt(text=""), inference_pb2.Prompt()]
+    message = inference_pb2.InferRequest(prompts=prompts)
+    assert request_from_proto(message, "id").prompts == ("", TokenIds(()))
+
+
 def test_request_from_proto_with_nothing_set_has_the_defaults() -> None:
-    message = inference_pb2.InferRequest(prompts=[inference_pb2.Prompt()])
+    message = inference_pb2.InferRequest(prompts=[inference_pb2.Prompt(text="")])
     assert request_from_proto(message, "") == GenerationRequest(prompts=("",))
 
 
